@@ -1,0 +1,1 @@
+//! Admission, batching, KV blocks and the token log: pure, without processes.

@@ -1,0 +1,1 @@
+//! The supervision tree: child processes, heartbeats, restarts and drain.

@@ -1,0 +1,1 @@
+//! Tokenizers, incremental detokenization and the tokenizer actor pool.

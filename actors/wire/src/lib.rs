@@ -1,0 +1,1 @@
+//! The messages that cross process borders, and their encoding.

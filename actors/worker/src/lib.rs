@@ -1,0 +1,1 @@
+//! The worker: weights, KV pool, and the executors that run step plans.

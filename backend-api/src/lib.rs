@@ -1,0 +1,1 @@
+//! The backend plugin ABI, the safe trait above it, and the loader.

@@ -1,0 +1,1 @@
+//! The portable backend: always correct, the oracle of the others.

@@ -1,0 +1,1 @@
+//! Flags, TOML file, recipes and model configuration: parsed and validated once.

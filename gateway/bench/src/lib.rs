@@ -1,0 +1,1 @@
+//! The benchmark client: serve, latency and their reports.

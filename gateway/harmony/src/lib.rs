@@ -1,0 +1,1 @@
+//! The harmony chat format: renderer and streaming parser.

@@ -1,0 +1,3 @@
+//! The `gossamer` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The model graph, its fusion passes, the tuner and the kernel cache.

@@ -1,0 +1,1 @@
+//! End-to-end, golden, fault and compatibility tests.
