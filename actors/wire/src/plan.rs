@@ -1,0 +1,158 @@
+//! Messages between the scheduler and the workers: the step plan and its result.
+//!
+//! A worker keeps *slots*: the tokens, sampling state and block tables of the sequences that run. A plan is a delta
+//! against them. Plans are numbered without gaps; the first plan after a (re)attachment is a snapshot, which means that
+//! the worker forgets all slots first.
+
+use crate::{SamplingParams, TokenLogprobs};
+use serde::{Deserialize, Serialize};
+
+/// One kind of KV cache: the layers that keep everything, or those that keep a window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvGroup {
+    /// `None`: full attention. `Some(w)`: a token sees itself and the `w - 1` tokens before it.
+    pub window: Option<u32>,
+}
+
+/// What a worker reports when its weights are loaded and its KV pool is allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    /// Index of the worker.
+    pub rank: u32,
+    /// KV blocks in the pool. Groups share it: a block id serves any one group at a time, because every group has a
+    /// layer for each storage plane (gpt-oss alternates window and full layers).
+    pub num_blocks: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// The groups, in the order that [`BlockGrant::group`] counts.
+    pub groups: Vec<KvGroup>,
+    /// Longest sequence that the model allows.
+    pub max_model_len: u32,
+    /// Width of the logits.
+    pub vocab_size: u32,
+}
+
+/// A sequence enters a slot. Its blocks come as [`BlockGrant`]s of the same plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlotJoin {
+    /// The slot; it must be empty.
+    pub slot: u32,
+    /// Prompt and already generated tokens.
+    pub tokens: Vec<u32>,
+    /// How many of `tokens` are the prompt (penalties count the output apart).
+    pub prompt_len: u32,
+    /// Index of the choice: part of the sampling counter.
+    pub choice: u32,
+    /// How to draw tokens.
+    pub sampling: SamplingParams,
+    /// Stop tokens must not be drawn before this many tokens were generated.
+    pub min_tokens: u32,
+    /// The stop tokens that `min_tokens` holds back.
+    pub stop_token_ids: Vec<u32>,
+}
+
+/// New KV blocks for a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockGrant {
+    /// The slot.
+    pub slot: u32,
+    /// Index into [`WorkerInfo::groups`].
+    pub group: u32,
+    /// Logical index (position / block size) of the first block granted here. Blocks of a window group that lie before
+    /// `first_live` are dropped from the table.
+    pub first: u32,
+    /// Logical index of the first block that is still live (0 for full groups).
+    pub first_live: u32,
+    /// Block ids.
+    pub blocks: Vec<u32>,
+}
+
+/// Where a run's tokens come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InputTokens {
+    /// From the slot's token list: they are known.
+    Known,
+    /// The token this slot sampled last, which may still be on the device: it was planned before it was known.
+    LastSampled,
+}
+
+/// Tokens of one slot to run in a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// The slot.
+    pub slot: u32,
+    /// Position of the first token.
+    pub start: u32,
+    /// Number of tokens, at least 1.
+    pub count: u32,
+    /// Where they come from.
+    pub input: InputTokens,
+    /// Whether to draw a token after the last one. The token is appended to the slot's token list.
+    pub sample: bool,
+}
+
+/// The part of a plan for one data-parallel rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankPlan {
+    /// Slots that become empty, before anything else.
+    pub leave: Vec<u32>,
+    /// Slots that are filled.
+    pub join: Vec<SlotJoin>,
+    /// New blocks.
+    pub grants: Vec<BlockGrant>,
+    /// What to run. Order is the batch order.
+    pub runs: Vec<Run>,
+}
+
+/// One step of the engine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepPlan {
+    /// Number of the step; each is one more than the last.
+    pub step: u64,
+    /// All slots are forgotten before this plan is applied.
+    pub snapshot: bool,
+    /// Micro-batch of a pipeline; 0 without one.
+    pub micro_batch: u32,
+    /// Token count of the captured graph to use; 0: run without one.
+    pub graph_bucket: u32,
+    /// One section per data-parallel rank.
+    pub ranks: Vec<RankPlan>,
+}
+
+/// A drawn token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampledToken {
+    /// The slot.
+    pub slot: u32,
+    /// Position that the token takes in the sequence (prompt and output counted).
+    pub position: u32,
+    /// The token.
+    pub token: u32,
+    /// Where asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Result of one step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepResult {
+    /// The step.
+    pub step: u64,
+    /// One entry per run with `sample`, in batch order.
+    pub sampled: Vec<SampledToken>,
+    /// Time the device was busy with the step, in nanoseconds.
+    pub busy_ns: u64,
+}
+
+/// Worker to scheduler.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// Ready for a snapshot.
+    Ready(WorkerInfo),
+    /// A step is done.
+    Done(StepResult),
+    /// A plan could not be applied or run; the worker exits after this.
+    Fault {
+        /// What happened.
+        message: String,
+    },
+}
