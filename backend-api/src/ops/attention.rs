@@ -1,0 +1,107 @@
+//! Rotary embedding, the paged KV cache, and attention.
+//!
+//! A KV plane is `[block][K|V][kv_head][token in block][D]`. Window and full layers share planes: block ids are unique
+//! over both.
+
+use crate::DType;
+
+/// Rotates the query and key heads of `qkv` in place (rotate-half form: pairs `(i, i + D/2)`, Su et al. 2021, with the
+/// YaRN frequencies and magnitude of Peng et al. 2023 prepared by the host) and writes keys and values to the cache.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeKvWriteDesc {
+    /// Query heads of this shard.
+    pub heads: u32,
+    /// KV heads of this shard.
+    pub kv_heads: u32,
+    /// `D`.
+    pub head_dim: u32,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// Type of `qkv`.
+    pub activation: DType,
+    /// Type of the cache.
+    pub kv: DType,
+    /// Multiplies cosine and sine: YaRN's attention factor `0.1 ln(factor) + 1`.
+    pub magnitude: f32,
+}
+
+/// Arguments of [`RopeKvWriteDesc`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RopeKvWriteArgs {
+    /// `[T, (heads + 2 kv_heads) * D]`: q, then k, then v.
+    pub qkv: u64,
+    /// `[T]` u32.
+    pub positions: u64,
+    /// `[T]` u64: block id * block_size + offset in the block.
+    pub slots: u64,
+    /// `[D / 2]` float32: radians per position.
+    pub inverse_frequencies: u64,
+    /// The layer's KV plane.
+    pub kv: u64,
+    /// FP8 only: `[2, kv_heads]` float32, scale of K and V; optional.
+    pub kv_scales: u64,
+    /// `T`.
+    pub tokens: u32,
+}
+
+/// `softmax([q·k / sqrt(D), sink]) · [v, 0]` per head, causal, grouped-query.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDesc {
+    /// Query heads of this shard.
+    pub heads: u32,
+    /// KV heads of this shard; `heads` is a multiple.
+    pub kv_heads: u32,
+    /// `D`.
+    pub head_dim: u32,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// 0: full. Else a token sees itself and the `window - 1` before it.
+    pub window: u32,
+    /// 1: each head has a learned sink logit that joins the softmax denominator.
+    pub sinks: u32,
+    /// Type of queries and output.
+    pub activation: DType,
+    /// Type of the cache.
+    pub kv: DType,
+    /// Multiplies `q·k`.
+    pub scale: f32,
+}
+
+/// Arguments of [`AttentionDesc`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs {
+    /// First query of row 0; heads of a row are contiguous.
+    pub q: u64,
+    /// Elements between rows of `q` (the qkv row length).
+    pub q_stride: u32,
+    /// `S`.
+    pub sequences: u32,
+    /// `[S + 1]` u32: rows of sequence s are `query_starts[s]..query_starts[s + 1]`.
+    pub query_starts: u64,
+    /// `[S]` u32: tokens in the cache, the queries' own included. Query j of n sits at position `kv_len - n + j`.
+    pub kv_lens: u64,
+    /// `[S, table_stride]` u32: block ids; entry i is logical block `first_blocks[s] + i`.
+    pub block_tables: u64,
+    /// Entries per row of `block_tables`.
+    pub table_stride: u32,
+    /// Most query rows of one sequence.
+    pub max_query: u32,
+    /// Largest of `kv_lens`.
+    pub max_kv: u32,
+    /// `T`: query rows.
+    pub tokens: u32,
+    /// `[S]` u32: logical index of the first block in the table (0 for full layers).
+    pub first_blocks: u64,
+    /// With `sinks`: `[heads]` bfloat16; else 0.
+    pub sinks: u64,
+    /// The layer's KV plane.
+    pub kv: u64,
+    /// FP8 only: `[2, kv_heads]` float32; optional.
+    pub kv_scales: u64,
+    /// `[T, heads * D]`.
+    pub out: u64,
+}
