@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Builds the CUDA kernels: objects per source, one static library and the harness programs.
+
+Needs no GPU. Uses the nvcc on PATH or under CUDA_HOME when it is 13.x; otherwise fetches nvcc 13.0 from PyPI wheels into a
+cache folder. Where neither works it says so and exits with 3, so that a caller can go on CPU-only.
+
+A source names its architectures in a line `// archs: 80 90a 100a` (default: 90a). What does not apply to an architecture is
+compiled for the others only.
+
+    kernels/build.py [--out DIR] [--cache DIR] [--check] [--only SUBSTRING] [-j N] [--arch 90a]
+
+--check compiles every source for every architecture it names and keeps nothing (what CI runs).
+"""
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+WHEELS = ["nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime"]
+VERSION = "13.0.*"
+NO_TOOLKIT = 3
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def nvcc_version(nvcc):
+    try:
+        text = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    found = re.search(r"release (\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def installed_nvcc():
+    places = []
+    if os.environ.get("CUDA_HOME"):
+        places.append(Path(os.environ["CUDA_HOME"]) / "bin" / "nvcc")
+    on_path = shutil.which("nvcc")
+    if on_path:
+        places.append(Path(on_path))
+    places.append(Path("/usr/local/cuda/bin/nvcc"))
+    for nvcc in places:
+        version = nvcc_version(nvcc)
+        if version and version >= (13, 0):
+            return nvcc
+    return None
+
+
+def fetched_nvcc(cache):
+    nvcc = cache / "nvidia" / "cu13" / "bin" / "nvcc"
+    if nvcc_version(nvcc):
+        return nvcc
+    say(f"no nvcc 13 here: fetching wheels into {cache}")
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache.parent) as tmp:
+        wheels = Path(tmp) / "wheels"
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
+        done = subprocess.run(command + [f"{name}=={VERSION}" for name in WHEELS], capture_output=True, text=True)
+        if done.returncode:
+            say(f"pip could not fetch the CUDA wheels:\n{done.stderr.strip()[-600:]}")
+            return None
+        site = Path(tmp) / "site"
+        for wheel in wheels.glob("*.whl"):
+            zipfile.ZipFile(wheel).extractall(site)
+        for folder in ("bin", "nvvm/bin"):
+            for file in (site / "nvidia" / "cu13" / folder).glob("*"):
+                file.chmod(0o755)
+        if cache.exists():
+            shutil.rmtree(cache)
+        site.rename(cache)
+    return nvcc if nvcc_version(nvcc) else None
+
+
+def architectures(source):
+    found = re.search(r"^// archs:(.*)$", source.read_text(), re.M)
+    return found[1].split() if found else ["90a"]
+
+
+def resources(log):
+    """One line per kernel out of ptxas -v: registers, spills, stack, static shared memory."""
+    rows, name = [], None
+    for line in log.splitlines():
+        entry = re.search(r"Compiling entry function '(\S+)' for '(\S+)'", line)
+        if entry:
+            name, arch, spill = entry[1], entry[2], ""
+        found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
+        if found:
+            spill = f"stack {found[1]}, spills {found[2]}/{found[3]}"
+        used = re.search(r"Used (\d+) registers", line)
+        if used and name:
+            shared = re.search(r"(\d+) bytes smem", line)
+            rows.append((arch, name, int(used[1]), spill, int(shared[1]) if shared else 0))
+            name = None
+    return rows
+
+
+def demangle(names):
+    tool = shutil.which("c++filt")
+    if not tool or not names:
+        return names
+    out = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True).stdout.splitlines()
+    return [re.sub(r"\(anonymous namespace\)::|_GLOBAL__N__\w+::", "", line)[:100] for line in out]
+
+
+def compile_one(nvcc, source, target, archs):
+    flags = []
+    for arch in archs:
+        flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+    command = [str(nvcc), "-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall", f"-I{ROOT / 'cuda/include'}",
+               *flags, "-c", str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--out", type=Path, default=ROOT / "build")
+    args.add_argument("--cache", type=Path, default=Path(os.environ.get("GOSSAMER_CUDA_CACHE", Path.home() / ".cache/gossamer/cuda-13.0")))
+    args.add_argument("--check", action="store_true")
+    args.add_argument("--only", default="")
+    args.add_argument("--arch", help="compile for this architecture alone (90a)")
+    args.add_argument("-j", type=int, default=os.cpu_count())
+    args = args.parse_args()
+
+    nvcc = installed_nvcc() or fetched_nvcc(args.cache)
+    if not nvcc:
+        say("kernels not built: no nvcc 13 on PATH or under CUDA_HOME, and the wheels could not be fetched.\n"
+            "Install CUDA 13 or give pip access to PyPI; the workspace builds CPU-only meanwhile.")
+        return NO_TOOLKIT
+    say(f"nvcc: {nvcc} {nvcc_version(nvcc)}")
+
+    sources = sorted(p for p in (ROOT / "cuda").rglob("*.cu") if args.only in str(p.relative_to(ROOT)))
+    if not sources:
+        say(f"no source matches --only {args.only!r}")
+        return 2
+    args.out.mkdir(parents=True, exist_ok=True)
+    failed, rows, objects = [], [], {}
+    with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
+        jobs = {}
+        for source in sources:
+            archs = architectures(source)
+            if args.arch:
+                archs = [a for a in archs if a == args.arch]
+            if not archs:
+                continue
+            target = args.out / ("_".join(source.relative_to(ROOT / "cuda").parts)[:-3] + ".o")
+            jobs[pool.submit(compile_one, nvcc, source, target, archs)] = (source, target)
+        for job in concurrent.futures.as_completed(jobs):
+            source, target = jobs[job]
+            code, log = job.result()
+            if code:
+                failed.append(source)
+                say(f"FAILED {source.relative_to(ROOT)}\n{log[-4000:]}")
+                continue
+            for warning in re.findall(r"^.*warning.*$", log, re.M | re.I):
+                say(f"{source.name}: {warning}")
+            rows += resources(log)
+            objects[source] = target
+    names = demangle([row[1] for row in rows])
+    for (arch, _, registers, spill, shared), name in sorted(zip(rows, names), key=lambda r: (r[1], r[0][0])):
+        say(f"{arch:8} {registers:3} registers, {spill}, shared {shared}: {name}")
+    if failed:
+        say(f"{len(failed)} of {len(jobs)} sources failed")
+        return 1
+    if args.check:
+        for target in objects.values():
+            target.unlink()
+        say(f"{len(objects)} sources compile")
+        return 0
+    if args.only:
+        return 0
+    harness = {s: o for s, o in objects.items() if s.parent.name == "harness"}
+    library = args.out / "libgossamer_kernels.a"
+    library.unlink(missing_ok=True)
+    subprocess.run(["ar", "rcs", str(library)] + [str(o) for s, o in objects.items() if s not in harness], check=True)
+    runtime = nvcc.parent.parent / "lib"
+    for source, target in harness.items():
+        program = args.out / source.stem
+        subprocess.run([str(nvcc), "-cudart", "static", "-o", str(program), str(target), str(library), f"-L{runtime}"], check=True)
+        say(f"built {program.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
