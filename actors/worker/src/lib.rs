@@ -1,1 +1,10 @@
 //! The worker: weights, KV pool, and the executors that run step plans.
+//!
+//! A worker is one process per device. It applies numbered step plans to its request slots and answers with drawn
+//! tokens; what to run is the scheduler's decision alone.
+
+mod executor;
+mod slots;
+
+pub use executor::{Executor, ExecutorError, Progress};
+pub use slots::{BlockTable, Occurrences, PlanError, Slot, SlotLimits, SlotTable};
