@@ -12,6 +12,7 @@
 mod args;
 mod error;
 mod layers;
+pub mod model;
 mod recipe;
 mod serve;
 mod values;
@@ -19,6 +20,7 @@ mod values;
 pub use args::ServeArgs;
 pub use error::ConfigError;
 pub use layers::{ENV_PREFIX, Resolved, expand_short_flags, resolve};
+pub use model::{LayerKind, ModelConfig, ModelConfigError};
 pub use recipe::{RECIPES, Recipe};
 pub use serve::{Parallel, ServeConfig};
 pub use values::{Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, Secret};
