@@ -18,6 +18,11 @@ impl RequestId {
     pub fn api_server(self) -> u16 {
         (self.0 >> 48) as u16
     }
+
+    /// The incarnation of that API server.
+    pub fn epoch(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
 }
 
 impl fmt::Display for RequestId {
