@@ -1,0 +1,41 @@
+//! A norm that one product alone reads becomes the product's prologue. Before the head this also spares the norm of
+//! all rows that are not drawn.
+
+use super::{Can, readers};
+use crate::graph::{Graph, Op};
+use gossamer_backend_api::OpDesc;
+use gossamer_backend_api::ops::GemmDesc;
+
+pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
+    let mut times = 0;
+    let mut at = 0;
+    while at + 1 < graph.nodes.len() {
+        if let Some(fused) = matched(graph, at, can) {
+            graph.nodes[at].op = fused;
+            graph.nodes.remove(at + 1);
+            times += 1;
+        }
+        at += 1;
+    }
+    times
+}
+
+fn matched(graph: &Graph, at: usize, can: Can<'_>) -> Option<Op> {
+    let [norm, gemm] = graph.nodes.get(at..at + 2)? else { return None };
+    let Op::RmsNorm { desc: norm_desc, x, weight, out: normed } = &norm.op else { return None };
+    let Op::Gemm { desc, x: input, norm_weight: None, segments, residual, out } = &gemm.op else {
+        return None;
+    };
+    if input != normed || readers(graph, *normed) != 1 || residual == &Some(*normed) {
+        return None;
+    }
+    let desc = GemmDesc { norm: 1, eps: norm_desc.eps, ..*desc };
+    can(&OpDesc::Gemm(desc)).then(|| Op::Gemm {
+        desc,
+        x: *x,
+        norm_weight: Some(*weight),
+        segments: segments.clone(),
+        residual: *residual,
+        out: *out,
+    })
+}
