@@ -81,6 +81,15 @@ def fetched_nvcc(cache):
     return nvcc if nvcc_version(nvcc) else None
 
 
+def runtime_folder(nvcc):
+    """Folder of libcudart_static.a: wheels and toolkits differ."""
+    home = nvcc.resolve().parent.parent
+    for folder in (home / "lib", home / "lib64", home / "targets/x86_64-linux/lib"):
+        if (folder / "libcudart_static.a").is_file():
+            return folder
+    sys.exit(f"no libcudart_static.a beside {nvcc}")
+
+
 def architectures(source):
     found = re.search(r"^// archs:(.*)$", source.read_text(), re.M)
     return found[1].split() if found else ["90a"]
@@ -183,7 +192,8 @@ def main():
     library = args.out / "libgossamer_kernels.a"
     library.unlink(missing_ok=True)
     subprocess.run(["ar", "rcs", str(library)] + [str(o) for s, o in objects.items() if s not in harness], check=True)
-    runtime = nvcc.parent.parent / "lib"
+    runtime = runtime_folder(nvcc)
+    shutil.copy(runtime / "libcudart_static.a", args.out)  # beside the kernels, for whoever links them
     for source, target in harness.items():
         program = args.out / source.stem
         subprocess.run([str(nvcc), "-cudart", "static", "-o", str(program), str(target), str(library), f"-L{runtime}"], check=True)

@@ -122,6 +122,8 @@ pub struct RawRepack {
     pub column_count: u32,
     /// Type of the elements.
     pub dtype: u32,
+    /// 1: rows alternate between gate and up.
+    pub interleaved: u32,
 }
 
 /// Services of the host. Lives as long as the process; every pointer may be called from any thread.

@@ -50,6 +50,8 @@ pub struct RepackSource {
     pub scales: u64,
     /// Type of the elements.
     pub dtype: DType,
+    /// Whether rows alternate between gate and up (`gate_up_proj`); a layout may bring the two together.
+    pub interleaved: bool,
     /// Experts (1 for dense weights).
     pub experts: u32,
     /// Rows per expert in the source.

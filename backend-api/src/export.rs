@@ -210,6 +210,7 @@ pub mod ffi {
             data: raw.data,
             scales: raw.scales,
             dtype: DType(raw.dtype),
+            interleaved: raw.interleaved != 0,
             experts: raw.experts,
             rows: raw.rows,
             columns: raw.columns,

@@ -52,6 +52,7 @@ fn raw_source(source: &RepackSource) -> RawRepack {
         first_column: source.column_range.0,
         column_count: source.column_range.1,
         dtype: source.dtype.0,
+        interleaved: u32::from(source.interleaved),
     }
 }
 

@@ -1,0 +1,101 @@
+// The operations of the backend ABI as C structs: a mirror of `backend-api/src/ops/*.rs`, where each field is described.
+// The plugins compare `gossamer_op_sizes` with their own sizes when they open, so a drift stops the start.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GOSSAMER_F32 = 0, GOSSAMER_BF16 = 1, GOSSAMER_F8E4M3 = 2, GOSSAMER_MXFP4 = 3 };
+
+typedef struct { uint32_t hidden, vocab, activation; } GossamerEmbedDesc;
+typedef struct { uint64_t token_ids, table, out; uint32_t tokens; } GossamerEmbedArgs;
+
+typedef struct { uint32_t hidden; float eps; uint32_t activation; } GossamerRmsNormDesc;
+typedef struct { uint64_t x, weight, out; uint32_t tokens; } GossamerRmsNormArgs;
+
+typedef struct { uint64_t weight, bias; } GossamerSegment;
+typedef struct {
+  uint32_t in_features, out_features[3], activation, out, weight, norm;
+  float eps;
+  uint32_t residual, gather;
+} GossamerGemmDesc;
+typedef struct {
+  uint64_t x, rows, norm_weight;
+  GossamerSegment segments[3];
+  uint64_t residual, out;
+  uint32_t tokens;
+} GossamerGemmArgs;
+
+typedef struct {
+  uint32_t heads, kv_heads, head_dim, block_size, activation, kv;
+  float magnitude;
+} GossamerRopeKvWriteDesc;
+typedef struct {
+  uint64_t qkv, positions, slots, inverse_frequencies, kv, kv_scales;
+  uint32_t tokens;
+} GossamerRopeKvWriteArgs;
+
+typedef struct {
+  uint32_t heads, kv_heads, head_dim, block_size, window, sinks, activation, kv;
+  float scale;
+} GossamerAttentionDesc;
+typedef struct {
+  uint64_t q;
+  uint32_t q_stride, sequences;
+  uint64_t query_starts, kv_lens, block_tables;
+  uint32_t table_stride, max_query, max_kv, tokens;
+  uint64_t first_blocks, sinks, kv, kv_scales, out;
+} GossamerAttentionArgs;
+
+typedef struct { uint32_t hidden, experts, top_k, activation; } GossamerRouteDesc;
+typedef struct { uint64_t x, weight, bias, expert_ids, expert_weights; uint32_t tokens; } GossamerRouteArgs;
+
+typedef struct {
+  uint32_t hidden, intermediate, experts, first_expert, local_experts, top_k;
+  float limit, alpha;
+  uint32_t activation, weight, allow_fp8;
+} GossamerExpertsDesc;
+typedef struct { uint64_t data, scales, bias; } GossamerExpertWeights;
+typedef struct {
+  uint64_t x, expert_ids;
+  GossamerExpertWeights gate_up, down;
+  uint64_t out;
+  uint32_t tokens;
+} GossamerExpertsArgs;
+
+typedef struct { uint32_t hidden, top_k, activation; } GossamerFinalizeDesc;
+typedef struct { uint64_t experts_out, expert_weights, residual; uint32_t tokens; } GossamerFinalizeArgs;
+
+typedef struct {
+  GossamerRouteDesc route;
+  GossamerExpertsDesc experts;
+  float eps;
+} GossamerFusedMoeDesc;
+typedef struct {
+  uint64_t norm_weight, router_weight, router_bias;
+  GossamerExpertWeights gate_up, down;
+  uint64_t residual;
+  uint32_t tokens;
+} GossamerFusedMoeArgs;
+
+typedef struct { uint32_t vocab, vocab_offset, logits, max_logprobs; } GossamerSampleDesc;
+typedef struct { uint32_t token; float repetition, add; } GossamerLogitEdit;
+typedef struct {
+  uint64_t seed;
+  uint32_t position, choice;
+  float temperature, top_p, min_p;
+  uint32_t top_k, first_edit, edits, logprobs, masked;
+} GossamerSampleRow;
+typedef struct {
+  uint64_t logits, rows, edits, masks, tokens, logprobs, top_ids, top_logprobs;
+  uint32_t row_count;
+} GossamerSampleArgs;
+
+// Sizes of description and arguments, operation by operation in numeric order: 20 numbers.
+void gossamer_op_sizes(uint32_t* out);
+
+#ifdef __cplusplus
+}
+#endif

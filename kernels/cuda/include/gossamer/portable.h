@@ -1,0 +1,29 @@
+// Portable CUDA kernels: plain, for any GPU since sm_80. The oracle of the other plugins on the device.
+//
+// Contract as in ops.h: device addresses owned by the caller, work goes to `stream`, nothing is allocated, nothing waits.
+// Activations are bf16; sums are float. Shapes are checked by `supports` in the plugin before anything is launched.
+#pragma once
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+
+#include "gossamer/backend_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int gossamer_portable_embed(const GossamerEmbedDesc*, const GossamerEmbedArgs*, cudaStream_t);
+int gossamer_portable_rms_norm(const GossamerRmsNormDesc*, const GossamerRmsNormArgs*, cudaStream_t);
+int gossamer_portable_gemm(const GossamerGemmDesc*, const GossamerGemmArgs*, cudaStream_t);
+int gossamer_portable_rope_kv_write(const GossamerRopeKvWriteDesc*, const GossamerRopeKvWriteArgs*, cudaStream_t);
+int gossamer_portable_attention(const GossamerAttentionDesc*, const GossamerAttentionArgs*, cudaStream_t);
+int gossamer_portable_route(const GossamerRouteDesc*, const GossamerRouteArgs*, cudaStream_t);
+// `packed` 1: weights are in layout mxfp4-sm90-v1, else as in the checkpoint.
+int gossamer_portable_experts(const GossamerExpertsDesc*, const GossamerExpertsArgs*, int packed, void* workspace, cudaStream_t);
+size_t gossamer_portable_experts_workspace(const GossamerExpertsDesc*, unsigned tokens);
+int gossamer_portable_finalize(const GossamerFinalizeDesc*, const GossamerFinalizeArgs*, cudaStream_t);
+int gossamer_portable_sample(const GossamerSampleDesc*, const GossamerSampleArgs*, cudaStream_t);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,118 @@
+// archs: 80 90a 100a
+// Embedding, RMSNorm, RoPE with KV write, and finalize: one thread per element or one block per token.
+#include "common.cuh"
+
+namespace gossamer::portable {
+namespace {
+
+__global__ void embed_kernel(GossamerEmbedDesc d, GossamerEmbedArgs a) {
+  const uint32_t id = at<const uint32_t>(a.token_ids)[blockIdx.x];
+  const bf16* row = at<const bf16>(a.table) + static_cast<size_t>(id < d.vocab ? id : 0) * d.hidden;
+  bf16* out = at<bf16>(a.out) + static_cast<size_t>(blockIdx.x) * d.hidden;
+  for (uint32_t i = threadIdx.x; i < d.hidden; i += blockDim.x) out[i] = row[i];
+}
+
+__global__ void rms_norm_kernel(GossamerRmsNormDesc d, GossamerRmsNormArgs a) {
+  __shared__ float scratch[32];
+  const bf16* x = at<const bf16>(a.x) + static_cast<size_t>(blockIdx.x) * d.hidden;
+  const bf16* weight = at<const bf16>(a.weight);
+  bf16* out = at<bf16>(a.out) + static_cast<size_t>(blockIdx.x) * d.hidden;
+  float sum = 0;
+  for (uint32_t i = threadIdx.x; i < d.hidden; i += blockDim.x) {
+    const float v = __bfloat162float(x[i]);
+    sum += v * v;
+  }
+  sum = block_reduce(sum, scratch, 0.f, [](float p, float q) { return p + q; });
+  const float scale = rsqrtf(sum / d.hidden + d.eps);
+  for (uint32_t i = threadIdx.x; i < d.hidden; i += blockDim.x)
+    out[i] = __float2bfloat16(__bfloat162float(x[i]) * scale * __bfloat162float(weight[i]));
+}
+
+// One block per token; threads walk over (head, pair). Heads: queries, keys, values.
+__global__ void rope_kv_write_kernel(GossamerRopeKvWriteDesc d, GossamerRopeKvWriteArgs a) {
+  const uint32_t half = d.head_dim / 2, heads = d.heads + 2 * d.kv_heads;
+  bf16* qkv = at<bf16>(a.qkv) + static_cast<size_t>(blockIdx.x) * heads * d.head_dim;
+  const float position = static_cast<float>(at<const uint32_t>(a.positions)[blockIdx.x]);
+  const uint64_t slot = at<const uint64_t>(a.slots)[blockIdx.x];
+  const uint64_t block = slot / d.block_size, offset = slot % d.block_size;
+  const float* frequencies = at<const float>(a.inverse_frequencies);
+  const float* scales = at<const float>(a.kv_scales);
+  for (uint32_t i = threadIdx.x; i < heads * half; i += blockDim.x) {
+    const uint32_t head = i / half, pair = i % half;
+    float low = __bfloat162float(qkv[head * d.head_dim + pair]);
+    float high = __bfloat162float(qkv[head * d.head_dim + pair + half]);
+    if (head < d.heads + d.kv_heads) {
+      float sine, cosine;
+      sincosf(position * frequencies[pair], &sine, &cosine);
+      sine *= d.magnitude;
+      cosine *= d.magnitude;
+      const float rotated = low * cosine - high * sine;
+      high = high * cosine + low * sine;
+      low = rotated;
+    }
+    if (head < d.heads) {
+      qkv[head * d.head_dim + pair] = __float2bfloat16(low);
+      qkv[head * d.head_dim + pair + half] = __float2bfloat16(high);
+      continue;
+    }
+    const uint32_t which = head - d.heads, value = which >= d.kv_heads, kv_head = which - value * d.kv_heads;
+    const size_t target = (((block * 2 + value) * d.kv_heads + kv_head) * d.block_size + offset) * d.head_dim + pair;
+    if (d.kv == GOSSAMER_F8E4M3) {
+      const float inverse = scales ? 1.f / scales[value * d.kv_heads + kv_head] : 1.f;
+      at<__nv_fp8_e4m3>(a.kv)[target] = __nv_fp8_e4m3(low * inverse);
+      at<__nv_fp8_e4m3>(a.kv)[target + half] = __nv_fp8_e4m3(high * inverse);
+    } else {
+      at<bf16>(a.kv)[target] = __float2bfloat16(low);
+      at<bf16>(a.kv)[target + half] = __float2bfloat16(high);
+    }
+  }
+}
+
+__global__ void finalize_kernel(GossamerFinalizeDesc d, GossamerFinalizeArgs a) {
+  const size_t token = blockIdx.x;
+  const bf16* experts = at<const bf16>(a.experts_out) + token * d.top_k * d.hidden;
+  const float* weights = at<const float>(a.expert_weights) + token * d.top_k;
+  bf16* residual = at<bf16>(a.residual) + token * d.hidden;
+  for (uint32_t i = threadIdx.x; i < d.hidden; i += blockDim.x) {
+    float sum = 0;
+    for (uint32_t j = 0; j < d.top_k; ++j) sum += weights[j] * __bfloat162float(experts[j * d.hidden + i]);
+    residual[i] = __float2bfloat16(__bfloat162float(residual[i]) + sum);
+  }
+}
+
+}  // namespace
+}  // namespace gossamer::portable
+
+using namespace gossamer::portable;
+
+extern "C" int gossamer_portable_embed(const GossamerEmbedDesc* d, const GossamerEmbedArgs* a, cudaStream_t stream) {
+  if (a->tokens) embed_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  return launched();
+}
+
+extern "C" int gossamer_portable_rms_norm(const GossamerRmsNormDesc* d, const GossamerRmsNormArgs* a, cudaStream_t stream) {
+  if (a->tokens) rms_norm_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  return launched();
+}
+
+extern "C" int gossamer_portable_rope_kv_write(const GossamerRopeKvWriteDesc* d, const GossamerRopeKvWriteArgs* a,
+                                               cudaStream_t stream) {
+  if (a->tokens) rope_kv_write_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  return launched();
+}
+
+extern "C" int gossamer_portable_finalize(const GossamerFinalizeDesc* d, const GossamerFinalizeArgs* a, cudaStream_t stream) {
+  if (a->tokens) finalize_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  return launched();
+}
+
+extern "C" void gossamer_op_sizes(uint32_t* out) {
+  const uint32_t sizes[20] = {
+      sizeof(GossamerEmbedDesc),       sizeof(GossamerEmbedArgs),       sizeof(GossamerRmsNormDesc),   sizeof(GossamerRmsNormArgs),
+      sizeof(GossamerGemmDesc),        sizeof(GossamerGemmArgs),        sizeof(GossamerRopeKvWriteDesc), sizeof(GossamerRopeKvWriteArgs),
+      sizeof(GossamerAttentionDesc),   sizeof(GossamerAttentionArgs),   sizeof(GossamerRouteDesc),     sizeof(GossamerRouteArgs),
+      sizeof(GossamerExpertsDesc),     sizeof(GossamerExpertsArgs),     sizeof(GossamerFinalizeDesc),  sizeof(GossamerFinalizeArgs),
+      sizeof(GossamerFusedMoeDesc),    sizeof(GossamerFusedMoeArgs),    sizeof(GossamerSampleDesc),    sizeof(GossamerSampleArgs),
+  };
+  for (int i = 0; i < 20; ++i) out[i] = sizes[i];
+}

@@ -1,0 +1,197 @@
+// archs: 80 90a 100a
+// Sampling as `backend-api/src/ops/sample.rs` documents it: one block per row, no sort.
+//
+// Top-k and top-p cut the row at a value. Logits are mapped to order-preserving integers, and the cut is found by radix selection
+// over their 32 bits: by count for top-k, by probability mass in 40-bit fixed point for top-p, so that sums do not depend on
+// the order in which threads add. Of equal logits at the cut the lower ids stay, up to the count.
+#include "common.cuh"
+
+namespace gossamer::portable {
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr float kMassUnit = 1099511627776.f;  // 2^40
+
+__device__ __forceinline__ uint32_t order(float v) {
+  const uint32_t b = __float_as_uint(v);
+  return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+
+// Philox4x32-10 (Salmon et al. 2011); word `lane` of the block.
+__device__ float uniform(uint64_t seed, uint32_t token, uint32_t position, uint32_t choice) {
+  uint32_t c[4] = {token / 4, position, choice, 0}, k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t h0 = __umulhi(0xD2511F53u, c[0]), l0 = 0xD2511F53u * c[0], h1 = __umulhi(0xCD9E8D57u, c[2]), l1 = 0xCD9E8D57u * c[2];
+    c[0] = h1 ^ c[1] ^ k0;
+    c[1] = l1;
+    c[2] = h0 ^ c[3] ^ k1;
+    c[3] = l0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  const uint32_t word = token % 4 == 0 ? c[0] : token % 4 == 1 ? c[1] : token % 4 == 2 ? c[2] : c[3];
+  return (static_cast<float>(word >> 8) + .5f) * 5.9604644775390625e-8f;
+}
+
+struct Best {
+  float value;
+  uint32_t id;
+};
+__device__ __forceinline__ Best better(Best p, Best q) { return q.value > p.value || (q.value == p.value && q.id < p.id) ? q : p; }
+
+__device__ Best block_best(Best b, Best* scratch) {
+  for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) scratch[threadIdx.x / 32] = b;
+  __syncthreads();
+  b = scratch[threadIdx.x & 31];
+  for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
+  return b;
+}
+
+// The largest cut such that the tokens at or above it weigh at least `wanted`. `weight(v)` is what one token weighs.
+// On return `above` is the weight of the tokens strictly above the cut.
+template <class W>
+__device__ uint32_t radix_cut(const float* x, uint32_t n, uint32_t floor, unsigned long long wanted, unsigned long long* histogram,
+                              unsigned long long& above, W weight) {
+  uint32_t prefix = 0, mask = 0;
+  above = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    for (int i = threadIdx.x; i < 256; i += kThreads) histogram[i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
+      const uint32_t o = order(x[i]);
+      if (o >= floor && (o & mask) == prefix) atomicAdd(&histogram[(o >> shift) & 255], weight(x[i]));
+    }
+    __syncthreads();
+    unsigned long long sum = above;
+    int digit = 255;
+    for (; digit > 0; --digit) {
+      if (sum + histogram[digit] >= wanted) break;
+      sum += histogram[digit];
+    }
+    above = sum;
+    prefix |= static_cast<uint32_t>(digit) << shift;
+    mask |= 255u << shift;
+    __syncthreads();
+  }
+  return prefix;
+}
+
+__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a) {
+  __shared__ float scratch[32];
+  __shared__ Best best_scratch[32];
+  __shared__ unsigned long long histogram[256];
+  const uint32_t row = blockIdx.x, n = d.vocab;
+  const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
+  float* x = at<float>(a.logits) + static_cast<size_t>(row) * n;
+  const auto fmax2 = [](float p, float q) { return fmaxf(p, q); };
+  const auto add2 = [](float p, float q) { return p + q; };
+
+  // Log-probabilities come from the unedited logits; the sum waits for the drawn token.
+  const bool logprobs = r.logprobs != ~0u;
+  float raw_max = 0, raw_log_sum = 0;
+  if (logprobs) {
+    float m = -INFINITY, sum = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) m = fmaxf(m, x[i]);
+    raw_max = block_reduce(m, scratch, -INFINITY, fmax2);
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) sum += expf(x[i] - raw_max);
+    raw_log_sum = logf(block_reduce(sum, scratch, 0.f, add2));
+    const uint32_t wanted = min(min(r.logprobs, d.max_logprobs), n);
+    Best last = {INFINITY, 0};
+    for (uint32_t k = 0; k < wanted; ++k) {
+      Best b = {-INFINITY, ~0u};
+      for (uint32_t i = threadIdx.x; i < n; i += kThreads)
+        if (k == 0 || x[i] < last.value || (x[i] == last.value && i > last.id)) b = better(b, Best{x[i], i});
+      last = block_best(b, best_scratch);
+      if (threadIdx.x == 0) {
+        at<uint32_t>(a.top_ids)[static_cast<size_t>(row) * d.max_logprobs + k] = d.vocab_offset + last.id;
+        at<float>(a.top_logprobs)[static_cast<size_t>(row) * d.max_logprobs + k] = last.value - raw_max - raw_log_sum;
+      }
+    }
+  }
+
+  // Edits and temperature go in place. Both are undone for the one drawn token, whose unedited logit is asked for.
+  const GossamerLogitEdit* edits = at<const GossamerLogitEdit>(a.edits) + r.first_edit;
+  const auto edit = [](float v, const GossamerLogitEdit& e) { return (v > 0 ? v / e.repetition : v * e.repetition) + e.add; };
+  const uint32_t* mask = r.masked ? at<const uint32_t>(a.masks) + static_cast<size_t>(row) * ((n + 31) / 32) : nullptr;
+  const float inverse = r.temperature > 0 ? 1.f / r.temperature : 1.f;
+  const auto is_here = [&](uint32_t token) { return token - d.vocab_offset < n; };
+  __syncthreads();
+  Best peak = {-INFINITY, ~0u};
+  for (uint32_t i = threadIdx.x; i < r.edits; i += kThreads) {
+    if (!is_here(edits[i].token)) continue;
+    float& v = x[edits[i].token - d.vocab_offset];
+    v = edit(v, edits[i]);
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
+    float v = x[i] * inverse;
+    if (mask && !(mask[i / 32] >> (i % 32) & 1)) v = -INFINITY;
+    if (v != v) v = -INFINITY;
+    x[i] = v;
+    peak = better(peak, Best{v, i});
+  }
+  peak = block_best(peak, best_scratch);
+  if (peak.id == ~0u) peak.id = 0;
+  __syncthreads();
+
+  Best drawn = peak;
+  if (r.temperature > 0 && peak.value > -INFINITY) {
+    uint32_t cut = order(-INFINITY) + 1, ties_cut = 0;
+    unsigned long long ties_left = ~0ull, above;
+    if (r.top_k && r.top_k < n) {
+      const auto one = [](float) { return 1ull; };
+      cut = max(cut, radix_cut(x, n, cut, r.top_k, histogram, above, one));
+      ties_cut = cut;
+      ties_left = r.top_k - above;
+    }
+    if (r.top_p < 1.f) {
+      const float top = peak.value;
+      const auto mass = [top](float v) { return static_cast<unsigned long long>(__expf(v - top) * kMassUnit); };
+      unsigned long long total = 0;
+      for (uint32_t i = threadIdx.x; i < n; i += kThreads)
+        if (order(x[i]) >= cut) total += mass(x[i]);
+      total = block_reduce(total, histogram, 0ull, [](unsigned long long p, unsigned long long q) { return p + q; });
+      __syncthreads();
+      const unsigned long long wanted = max(1ull, static_cast<unsigned long long>(static_cast<double>(total) * r.top_p));
+      cut = max(cut, radix_cut(x, n, cut, wanted, histogram, above, mass));
+    }
+    if (r.min_p > 0) cut = max(cut, order(peak.value + logf(r.min_p)));
+    drawn = {-INFINITY, ~0u};
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
+      const uint32_t o = order(x[i]);
+      if (o < cut) continue;
+      if (o == ties_cut && ties_left != ~0ull) {
+        // Rank among the equal ones; rare, so a plain count will do.
+        unsigned long long rank = 0;
+        for (uint32_t j = 0; j < i && rank < ties_left; ++j) rank += order(x[j]) == o;
+        if (rank >= ties_left) continue;
+      }
+      const float u = uniform(r.seed, d.vocab_offset + i, r.position, r.choice);
+      drawn = better(drawn, Best{x[i] - logf(-logf(u)), i});
+    }
+    drawn = block_best(drawn, best_scratch);
+    if (drawn.id == ~0u) drawn = peak;
+  }
+  if (threadIdx.x) return;
+  at<uint32_t>(a.tokens)[row] = d.vocab_offset + drawn.id;
+  if (!logprobs) return;
+  float v = x[drawn.id] / inverse;
+  for (uint32_t i = 0; i < r.edits; ++i) {
+    if (edits[i].token - d.vocab_offset != drawn.id) continue;
+    const float u = v - edits[i].add;
+    v = u > 0 ? u * edits[i].repetition : u / edits[i].repetition;
+  }
+  at<float>(a.logprobs)[row] = v - raw_max - raw_log_sum;
+}
+
+}  // namespace
+}  // namespace gossamer::portable
+
+extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const GossamerSampleArgs* a, cudaStream_t stream) {
+  using namespace gossamer::portable;
+  if (d->logits != GOSSAMER_F32 || !d->vocab) return GOSSAMER_BAD_SHAPE;
+  if (a->row_count) sample_kernel<<<a->row_count, kThreads, 0, stream>>>(*d, *a);
+  return launched();
+}
