@@ -22,8 +22,6 @@ use ipc_channel::{IpcError, TryRecvError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version of everything that processes say to each other. A change of any message is a change of this number.
-pub const PROTOCOL_VERSION: u32 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"gossctrl");
 
 /// The child's first message.
@@ -173,17 +171,11 @@ where
     S: Serialize + DeserializeOwned,
     R: Serialize + DeserializeOwned,
 {
-    /// Opens a server for one child.
+    /// Opens a server for one child. `version` is that of everything that the processes say to each other.
     ///
     /// # Errors
     /// [`HandshakeError::System`].
-    pub fn new() -> Result<Self, HandshakeError> {
-        Self::with_version(PROTOCOL_VERSION)
-    }
-
-    /// As [`Self::new`], saying another version: for tests of the refusal.
-    #[doc(hidden)]
-    pub fn with_version(version: u32) -> Result<Self, HandshakeError> {
+    pub fn new(version: u32) -> Result<Self, HandshakeError> {
         let (server, name) = IpcOneShotServer::new()?;
         Ok(Self { server, name, version, types: PhantomData })
     }
@@ -231,11 +223,11 @@ where
     }
 }
 
-/// The child's side of the handshake.
+/// The child's side of the handshake; `version` as for [`ControlServer::new`].
 ///
 /// # Errors
 /// [`HandshakeError`].
-pub fn connect<S, R>(name: &str, timeout: Duration) -> Result<ControlLink<S, R>, HandshakeError>
+pub fn connect<S, R>(name: &str, version: u32, timeout: Duration) -> Result<ControlLink<S, R>, HandshakeError>
 where
     S: Serialize + DeserializeOwned,
     R: Serialize + DeserializeOwned,
@@ -246,7 +238,7 @@ where
     bootstrap
         .send(Hello {
             magic: MAGIC,
-            version: PROTOCOL_VERSION,
+            version,
             pid: std::process::id(),
             to_child: to_child.to_opaque(),
             from_child: from_child.to_opaque(),
@@ -257,7 +249,7 @@ where
         other => HandshakeError::Gone(other.to_string()),
     })?;
     check_magic(answer.magic)?;
-    check_version(PROTOCOL_VERSION, answer.version)?;
+    check_version(version, answer.version)?;
     Ok(ControlLink {
         sender: ControlSender(sender),
         receiver: ControlReceiver(answers.to_opaque().to()),

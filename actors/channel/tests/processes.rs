@@ -41,11 +41,11 @@ fn other_process() {
             std::thread::park_timeout(LONG);
         }
         "connect" => {
-            let link = connect::<String, String>(&argument, LONG).unwrap();
+            let link = connect::<String, String>(&argument, 1, LONG).unwrap();
             let question = link.receiver.recv(LONG).unwrap();
             link.sender.send(format!("{question} yes")).unwrap();
         }
-        "connect-refused" => match connect::<String, String>(&argument, LONG) {
+        "connect-refused" => match connect::<String, String>(&argument, 1, LONG) {
             Err(HandshakeError::Version { .. }) => say("refused"),
             other => panic!("expected a refusal, got {other:?}"),
         },
@@ -221,7 +221,7 @@ fn every_damaged_stamp_is_refused_with_what_was_found() {
 
 #[test]
 fn parent_and_child_shake_hands_and_talk() {
-    let server = ControlServer::<String, String>::new().unwrap();
+    let server = ControlServer::<String, String>::new(1).unwrap();
     let mut child = start("connect", server.name());
     let link = server.accept(LONG).unwrap();
     assert_eq!(link.peer_pid, Some(child.id()));
@@ -234,7 +234,7 @@ fn parent_and_child_shake_hands_and_talk() {
 
 #[test]
 fn another_version_is_refused_on_both_sides() {
-    let server = ControlServer::<String, String>::with_version(77).unwrap();
+    let server = ControlServer::<String, String>::new(77).unwrap();
     let mut child = start("connect-refused", server.name());
     let error = server.accept(LONG).unwrap_err();
     assert!(matches!(error, HandshakeError::Version { ours: 77, theirs: 1 }), "{error}");
@@ -245,7 +245,7 @@ fn another_version_is_refused_on_both_sides() {
 
 #[test]
 fn a_child_that_never_connects_ends_the_handshake_at_its_deadline() {
-    let server = ControlServer::<String, String>::new().unwrap();
+    let server = ControlServer::<String, String>::new(1).unwrap();
     let start = Instant::now();
     let patience = Duration::from_millis(50);
     let error = server.accept(patience).unwrap_err();
