@@ -1,8 +1,26 @@
 //! Messages between the scheduler and the workers: the step plan and its result.
 //!
 //! A worker keeps *slots*: the tokens, sampling state and block tables of the sequences that run. A plan is a delta
-//! against them. Plans are numbered without gaps; the first plan after a (re)attachment is a snapshot, which means that
-//! the worker forgets all slots first.
+//! against them. A worker applies and runs plans strictly in the order of their numbers, and a plan in this order:
+//!
+//! 1. **`snapshot`**: if set, forget every slot, and take the plan's number as it is. If not set, the number must be one
+//!    more than that of the plan before. The first plan after a (re)attachment is a snapshot, and so is the first after
+//!    *any* worker of a lock-step group was replaced: those that lived on forget their slots too. What the KV pool holds
+//!    may be kept or lost; a snapshot's sequences run from their first token on.
+//! 2. **`leave`**: empty each slot named; each is filled. A slot may be named long after its sequence ended (plans are
+//!    made only when something runs), and the same plan may fill it again. A slot that leaves may still be named by
+//!    results of earlier plans, never by this plan or a later one unless it is joined again.
+//! 3. **`join`**: fill each slot named; each is empty. The slot's tokens are `tokens`, its block tables are empty.
+//! 4. **`grants`**: append `blocks` to the table of (slot, group) as columns `first`, `first + 1`, ...; `first` is the
+//!    column after the table's last one, or, for an empty table, where the table starts. Then drop the columns before
+//!    `first_live`. Blocks of a sequence that joins may hold a cached prefix: they are read, never written. A block that
+//!    a window group drops, or that a slot which leaves held, may be granted to anybody by the same plan.
+//! 5. **`runs`**: for each run, put keys and values of positions `start .. start + count` into their blocks (column
+//!    `position / block_size`), attend, and, where `sample` is set, draw the token after the last one and append it to the
+//!    slot's tokens, before the next plan is applied. No run reads what another run of the same plan writes.
+//!
+//! A run of a sequence that has just drawn a stop token may come nevertheless, because it was planned before the token
+//! was known: it is run like any other, and its result is dropped by the scheduler.
 
 use crate::{SamplingParams, TokenLogprobs};
 use serde::{Deserialize, Serialize};
