@@ -43,6 +43,14 @@ impl KvLayout {
         }
     }
 
+    /// First position that no longer needs `column` of `group`.
+    pub fn leaves_at(&self, group: usize, column: u32) -> u32 {
+        match self.windows[group] {
+            None => u32::MAX,
+            Some(window) => (column + 1).saturating_mul(self.block_size).saturating_add(window - 1),
+        }
+    }
+
     /// Most blocks that a sequence of `tokens` positions holds between steps.
     pub fn resting_blocks(&self, tokens: u32) -> u64 {
         self.column_blocks(tokens.div_ceil(self.block_size))
@@ -94,6 +102,13 @@ mod tests {
         assert_eq!([live(0), live(63), live(64), live(127)], [1, 1, 2, 2]);
         assert_eq!([live(190), live(191), live(192), live(1000)], [3, 2, 3, 3]);
         assert_eq!(layout.first_live(1, 1000), 0);
+        for column in 0..5 {
+            let leaves = layout.leaves_at(0, column);
+            assert_eq!(
+                [leaves - 1, leaves].map(|position| layout.first_live(0, position)),
+                [column, column + 1]
+            );
+        }
     }
 
     #[test]

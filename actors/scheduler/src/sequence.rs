@@ -19,33 +19,38 @@ pub(crate) struct BlockTable {
     pub blocks: Vec<u32>,
 }
 
+// In this order: planning reads the first fields of every running sequence in every step, and no others.
+#[repr(C, align(64))]
 pub(crate) struct Sequence {
-    // Read for every running sequence in every step.
     /// Positions whose keys and values are in the cache once all plans made so far have run.
     pub computed: u32,
     /// Tokens that plans in flight will draw.
     pub pending: u32,
     /// Number of tokens, prompt included, at which the sequence ends by length.
     pub max_total: u32,
-    /// Slot in the worker, where it runs.
-    pub slot: Option<u32>,
     /// Columns of its block tables.
     pub columns: u32,
     /// Columns that the worker knows.
     pub granted: u32,
-    /// Number of the last plan in which it runs.
-    pub planned_step: u64,
     /// Positions that were charged to the tenant and counted; what is computed again is free.
     pub charged: u32,
+    pub prompt_len: u32,
+    /// Columns that the prefix cache was told of.
+    pub registered: u32,
+    /// Position at which the next column leaves a window.
+    pub slide_at: u32,
     pub tenant: TenantId,
+    /// Slot in the worker, where it runs.
+    pub slot: Option<u32>,
+    /// Number of the last plan in which it runs.
+    pub planned_step: u64,
     /// The token log: prompt and known output.
     pub tokens: Vec<u32>,
+
     /// Per group.
     pub tables: Vec<BlockTable>,
-
     pub place: Place,
     pub key: SequenceKey,
-    pub prompt_len: u32,
     pub sampling: SamplingParams,
     pub min_tokens: u32,
     pub stop_token_ids: Vec<u32>,
@@ -53,8 +58,6 @@ pub(crate) struct Sequence {
     pub cache_salt: u64,
     /// One per full block of the log, as far as anybody asked.
     pub hashes: Vec<BlockHash>,
-    /// Columns that the prefix cache was told of.
-    pub registered: u32,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_prompt_tokens: Option<u32>,
 
@@ -89,6 +92,10 @@ impl Sequence {
 
     /// Releases what has left the windows when the token at `computed` runs.
     pub fn slide(&mut self, layout: &KvLayout, pool: &mut BlockPool) {
+        if self.computed < self.slide_at {
+            return;
+        }
+        self.slide_at = u32::MAX;
         for (group, table) in self.tables.iter_mut().enumerate() {
             let first = layout.first_live(group, self.computed).min(self.columns);
             if first > table.first {
@@ -97,6 +104,7 @@ impl Sequence {
                 }
                 table.first = first;
             }
+            self.slide_at = self.slide_at.min(layout.leaves_at(group, table.first));
         }
     }
 
@@ -113,7 +121,7 @@ impl Sequence {
     /// As [`Self::release_blocks`], when the pool itself is gone.
     pub fn forget_blocks(&mut self) {
         self.tables.clear();
-        (self.computed, self.columns, self.granted, self.registered) = (0, 0, 0, 0);
+        (self.computed, self.columns, self.granted, self.registered, self.slide_at) = (0, 0, 0, 0, 0);
     }
 
     /// Notes that positions before `end` are being served; returns how many of them are (prompt, output) for the first

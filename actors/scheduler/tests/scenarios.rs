@@ -469,7 +469,8 @@ fn results_that_contradict_the_plan_change_nothing() {
     driver.submit(submit(0, prompt(1, 5), 5));
     driver.plan();
     let right = driver.worker.step(&driver.plans.pop_front().unwrap());
-    let wrong: [(fn(&mut StepResult), &str); 4] = [
+    type Change = fn(&mut StepResult);
+    let wrong: [(Change, &str); 4] = [
         (|result| result.step += 1, "expected the result of step Some(1), got that of step 2"),
         (|result| result.sampled.clear(), "expected 1 tokens from step 1, got 0"),
         (
