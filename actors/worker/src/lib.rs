@@ -4,7 +4,16 @@
 //! tokens; what to run is the scheduler's decision alone.
 
 mod executor;
+mod kv;
+mod memory;
+mod model;
+pub mod pool;
 mod slots;
+mod weights;
 
 pub use executor::{Executor, ExecutorError, Progress};
+pub use kv::{KvBudget, KvError, KvPool};
+pub use memory::MemoryError;
+pub use model::{Model, ModelError, ModelOptions, Program, ProgramError};
 pub use slots::{BlockTable, Occurrences, PlanError, Slot, SlotLimits, SlotTable};
+pub use weights::{CheckpointError, Weights, WeightsError};

@@ -1,0 +1,185 @@
+//! Opens a model: configuration, graph, backends, then weights and memory. What can be refused is refused before weights
+//! load.
+
+use super::program::{Program, ProgramError};
+use super::{Drawn, Model};
+use crate::kv::{KvBudget, KvError, KvPool};
+use crate::memory::{MemoryError, Region};
+use crate::model::batch::Batch;
+use crate::slots::{SlotLimits, SlotTable};
+use crate::weights::{Weights, WeightsError};
+use gossamer_backend_api::DType;
+use gossamer_config::{Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, ServeConfig};
+use gossamer_kernels::graph::{self, Graph, GraphOptions};
+use gossamer_kernels::passes::{self, Applied};
+use gossamer_kernels::tuner::KernelCache;
+use gossamer_kernels::{Backends, SelectError};
+use gossamer_wire::{KvGroup, WorkerInfo};
+use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
+use thiserror::Error;
+
+/// Why a model could not be opened.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// Its configuration was refused.
+    #[error(transparent)]
+    Config(#[from] ModelConfigError),
+    /// No backend can run it.
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    /// Its graph cannot be run.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// Its weights could not be loaded.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// There is no room for the KV cache.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// There is no room for activations.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A longer context was asked for than the model has.
+    #[error("--max-model-len {wanted}: the model's context is {limit} tokens; lower it or leave it out")]
+    TooLong {
+        /// What was asked for.
+        wanted: u32,
+        /// `max_position_embeddings`.
+        limit: u32,
+    },
+}
+
+/// How to open a model.
+#[derive(Clone, Debug)]
+pub struct ModelOptions {
+    /// Index of the worker.
+    pub rank: u32,
+    /// Type of the activations.
+    pub activation: DType,
+    /// Type of the KV cache.
+    pub kv: DType,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// Sequences in a step.
+    pub max_num_seqs: u32,
+    /// Tokens in a step.
+    pub max_num_batched_tokens: u32,
+    /// Longest sequence; `None`: the model's context.
+    pub max_model_len: Option<u32>,
+    /// Most alternatives with log-probabilities.
+    pub max_logprobs: u32,
+    /// KV blocks; `None`: by memory.
+    pub num_blocks: Option<u32>,
+    /// Share of the available memory to use.
+    pub memory_share: f64,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+    /// Seed of made-up weights.
+    pub seed: u64,
+    /// Fusion passes that stay off.
+    pub disabled_passes: BTreeSet<&'static str>,
+    /// Tactics that were measured before.
+    pub kernel_cache: Option<KernelCache>,
+}
+
+impl ModelOptions {
+    /// The options of a server.
+    pub fn new(config: &ServeConfig, rank: u32) -> Self {
+        let activation = match config.dtype {
+            Dtype::Auto | Dtype::Float32 => DType::F32,
+            Dtype::Bfloat16 => DType::BF16,
+        };
+        Self {
+            rank,
+            activation,
+            kv: match config.kv_cache_dtype {
+                KvCacheDtype::Auto => activation,
+                KvCacheDtype::Bf16 => DType::BF16,
+                KvCacheDtype::Fp8 => DType::F8E4M3,
+            },
+            block_size: config.block_size,
+            max_num_seqs: config.max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            max_model_len: config.max_model_len,
+            max_logprobs: config.max_logprobs,
+            num_blocks: config.num_gpu_blocks_override,
+            memory_share: config.gpu_memory_utilization,
+            load_format: config.load_format,
+            seed: config.seed,
+            disabled_passes: BTreeSet::new(),
+            kernel_cache: None,
+        }
+    }
+
+    /// Builds and fuses the graph of a model; nothing is loaded.
+    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
+        let options = GraphOptions {
+            activation: self.activation,
+            kv: self.kv,
+            block_size: self.block_size,
+            max_logprobs: self.max_logprobs,
+        };
+        let mut graph = graph::build(config, &options);
+        let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| backends.able(desc).is_ok());
+        (graph, applied)
+    }
+}
+
+impl Model {
+    /// Opens the model in `directory`.
+    pub fn open(directory: &Path, options: &ModelOptions, backends: Backends) -> Result<Self, ModelError> {
+        let config = ModelConfig::load(directory)?;
+        let context = config.max_position_embeddings;
+        let max_model_len = options.max_model_len.unwrap_or(context);
+        if max_model_len > context {
+            return Err(ModelError::TooLong { wanted: max_model_len, limit: context });
+        }
+        let (graph, applied) = options.graph(&config, &backends);
+        tracing::debug!(?applied, "fused the graph");
+        let (tokens, samples) =
+            (options.max_num_batched_tokens, options.max_num_seqs.min(options.max_num_batched_tokens));
+        let program = Program::new(graph, &backends, options.kernel_cache.as_ref(), tokens, samples)?;
+        tracing::debug!(tactics = program.summary(&backends), "chose tactics");
+        let graph = &program.graph;
+
+        let blocks_per_sequence = u64::from(max_model_len.div_ceil(options.block_size));
+        let groups = graph.windows.len() as u32;
+        let budget = KvBudget {
+            blocks: options.num_blocks,
+            share: options.memory_share,
+            weights: graph.weight_bytes(),
+            useful: blocks_per_sequence * u64::from(options.max_num_seqs) * u64::from(groups),
+            groups,
+        };
+        let kv = KvPool::new(&graph.kv, budget.blocks(&graph.kv)?)?;
+        let weights = Weights::load(directory, options.load_format, &graph.weights, options.seed)?;
+        let info = WorkerInfo {
+            rank: options.rank,
+            num_blocks: kv.blocks(),
+            block_size: options.block_size,
+            groups: graph.windows.iter().map(|window| KvGroup { window: *window }).collect(),
+            max_model_len,
+            vocab_size: config.vocab_size,
+        };
+        let limits = SlotLimits::new(options.max_num_seqs, options.max_num_batched_tokens);
+        Ok(Self {
+            // One section per data-parallel rank; this version has one.
+            slots: SlotTable::new(info.clone(), limits, 0),
+            info,
+            arena: Region::new("activations", program.buffers.bytes)?,
+            workspace: Region::new("the kernels' workspace", program.workspace)?,
+            inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
+            max_logprobs: options.max_logprobs,
+            program,
+            backends,
+            weights,
+            kv,
+            batch: Batch::default(),
+            drawn: Drawn::default(),
+            done: VecDeque::new(),
+            keep_logits: false,
+            kept_logits: Vec::new(),
+        })
+    }
+}
