@@ -149,6 +149,7 @@ def main():
     print(f"exported after {time.time() - began:.0f} s", flush=True)
     import corpus
 
+    torch.backends.cuda.matmul.allow_tf32 = False
     held_out = data.tokenise(tokenizer, corpus.shard(corpus.HELD_OUT, options.held_out))
     model.eval()
     for quantised in (0.0, 1.0):
