@@ -67,6 +67,12 @@ pub trait Executor: Send {
     /// Looks after the oldest step in flight, without waiting.
     fn poll(&mut self) -> Result<Progress, ExecutorError>;
 
+    /// `beat` is called now and then while a long step runs, from the thread that enqueues. Executors whose calls return
+    /// quickly need not.
+    fn set_heartbeat(&mut self, beat: Box<dyn Fn() + Send>) {
+        drop(beat);
+    }
+
     /// Waits for the oldest step in flight.
     fn collect(&mut self) -> Result<StepResult, ExecutorError> {
         loop {

@@ -3,11 +3,13 @@
 //! A worker is one process per device. It applies numbered step plans to its request slots and answers with drawn
 //! tokens; what to run is the scheduler's decision alone.
 
+pub mod backends;
 mod executor;
 mod kv;
 mod memory;
 mod model;
 pub mod pool;
+pub mod process;
 mod slots;
 mod weights;
 

@@ -53,6 +53,7 @@ pub struct Model {
     done: VecDeque<StepResult>,
     keep_logits: bool,
     kept_logits: Vec<f32>,
+    heartbeat: Box<dyn Fn() + Send>,
 }
 
 impl Model {
@@ -138,6 +139,10 @@ impl Executor for Model {
         let result = self.run(plan)?;
         self.done.push_back(result);
         Ok(())
+    }
+
+    fn set_heartbeat(&mut self, beat: Box<dyn Fn() + Send>) {
+        self.heartbeat = beat;
     }
 
     fn poll(&mut self) -> Result<Progress, ExecutorError> {

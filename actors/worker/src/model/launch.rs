@@ -32,6 +32,7 @@ impl Model {
             {
                 self.copy_logits(logits);
             }
+            (self.heartbeat)();
             let args = self.args(index, tokens);
             let (desc, choice) = self.program.choice(index, tokens);
             let launch = Launch {

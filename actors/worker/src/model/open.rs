@@ -180,6 +180,7 @@ impl Model {
             done: VecDeque::new(),
             keep_logits: false,
             kept_logits: Vec::new(),
+            heartbeat: Box::new(|| {}),
         })
     }
 }

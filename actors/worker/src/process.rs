@@ -1,0 +1,117 @@
+//! The worker as a process: plans come in from the broadcast ring, results go out on the worker's own ring.
+//!
+//! One thread does it all, the one that also launches kernels: a plan's bytes are decoded, checked and run without a
+//! hand-over. It is a loop and no actor, because every wait in it is a wait on a ring or a device.
+//!
+//! Invariant: bytes from the ring are decoded and applied, or they end the process with a fault that says what was wrong
+//! with them. After a fault nothing more is run.
+
+mod turns;
+
+pub use turns::PlanLoop;
+
+use crate::backends::{self, BackendsError};
+use crate::executor::{Executor, ExecutorError};
+use crate::model::{Model, ModelError, ModelOptions};
+use crate::pool::{self, PoolError};
+use gossamer_channel::{RecvError, SendError};
+use gossamer_config::{Device, ModelConfig, ModelConfigError, ServeConfig};
+use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState};
+use gossamer_wire::WireError;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tokio::sync::mpsc::error::TryRecvError;
+
+/// Longest wait before the loop looks at its events and beats.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Why a worker gives up.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// The threads could not be started.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// There are no backends.
+    #[error(transparent)]
+    Backends(#[from] BackendsError),
+    /// The model's configuration was refused.
+    #[error(transparent)]
+    Config(#[from] ModelConfigError),
+    /// The model could not be opened.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The device has no executor in this build.
+    #[error("--device {0}: this worker has no executor for it; use --device cpu")]
+    NoExecutor(String),
+    /// A plan could not be run.
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    /// The ring held something that is no plan.
+    #[error("expected a step plan: {0}")]
+    Wire(#[from] WireError),
+    /// The ring of plans is damaged.
+    #[error("the ring of step plans: {0}")]
+    Plans(RecvError),
+    /// A result could not be sent.
+    #[error("the ring of results: {0}")]
+    Results(SendError),
+}
+
+/// Opens the executor that the configuration asks for.
+pub fn open_executor(config: &ServeConfig, rank: u32) -> Result<Box<dyn Executor>, ProcessError> {
+    match config.device {
+        Device::Cpu | Device::Auto => Ok(Box::new(open_model(config, rank)?)),
+        other => Err(ProcessError::NoExecutor(format!("{other:?}").to_lowercase())),
+    }
+}
+
+/// Opens the model on this machine's CPUs.
+pub fn open_model(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError> {
+    let start = Instant::now();
+    let threads = config.cpu_threads.map_or_else(pool::default_threads, |threads| threads as usize);
+    let host = pool::start(threads, true)?;
+    let open = backends::open(config, host)?;
+    let mut options = ModelOptions::new(config, rank);
+    if config.kernel_cache_dir.is_some() {
+        options.kernel_cache = open.kernel_cache(config, &ModelConfig::load(&config.model)?);
+    }
+    let model = Model::open(&config.model, &options, open.backends)?;
+    tracing::info!(
+        threads,
+        blocks = model.info().num_blocks,
+        kv_bytes = model.kv_bytes(),
+        seconds = start.elapsed().as_secs_f64(),
+        "opened {}",
+        config.model.display()
+    );
+    Ok(model)
+}
+
+/// A worker's life: opens its executor, then runs plans until it is told to stop.
+pub fn run(mut context: ChildContext) -> Result<(), ProcessError> {
+    let rank = match context.role {
+        ChildRole::Worker(rank) => rank,
+        ChildRole::ApiServer(_) | ChildRole::Scheduler => 0,
+    };
+    let mut executor = open_executor(&context.config, rank)?;
+    let status = context.status.clone();
+    executor.set_heartbeat(Box::new(move || status.beat()));
+    let mut plans = PlanLoop::new(executor);
+    context.status.set_state(ChildState::Ready);
+    loop {
+        context.status.beat();
+        match context.events.try_recv() {
+            Ok(ChildEvent::Plans { epoch, link }) => {
+                tracing::debug!(epoch, "the scheduler is there");
+                plans.attach(link)?;
+            }
+            Ok(ChildEvent::Drain { .. }) => context.status.set_state(ChildState::Draining),
+            Ok(ChildEvent::Lost { .. }) => plans.detach()?,
+            Ok(ChildEvent::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
+            // The engine's failure is for those who answer clients; the order to stop follows.
+            Ok(ChildEvent::Failed { .. } | ChildEvent::Scheduler { .. }) => {}
+            Ok(ChildEvent::ApiServer { .. } | ChildEvent::Workers { .. }) | Err(TryRecvError::Empty) => {}
+        }
+        plans.turn(TICK)?;
+    }
+}
