@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where POSIX shared memory is visible as files.
-const SHM_DIR: &str = "/dev/shm";
+pub(crate) const SHM_DIR: &str = "/dev/shm";
 const PREFIX: &str = "gossamer-";
 
 /// Why stale segments could not be looked for.

@@ -118,6 +118,21 @@ pub enum AttachError {
 /// # Errors
 /// [`CreateError`], also for a geometry that [`RingSpec`] forbids.
 pub fn create(spec: &RingSpec<'_>) -> Result<Segment, CreateError> {
+    create_by(spec, Segment::create)
+}
+
+/// As [`create`], without a name: see [`Segment::create_unnamed`].
+///
+/// # Errors
+/// As [`create`].
+pub fn create_unnamed(spec: &RingSpec<'_>) -> Result<Segment, CreateError> {
+    create_by(spec, Segment::create_unnamed)
+}
+
+fn create_by(
+    spec: &RingSpec<'_>,
+    make: impl FnOnce(&SegmentSpec<'_>) -> Result<Segment, CreateError>,
+) -> Result<Segment, CreateError> {
     let system =
         |reason: &str| CreateError::System { label: spec.label.to_owned(), reason: reason.to_owned() };
     let geometry = Geometry::checked(spec.slot_size as u64, spec.slots as u64, spec.readers as u64)
@@ -128,7 +143,7 @@ pub fn create(spec: &RingSpec<'_>) -> Result<Segment, CreateError> {
                 spec.slots, spec.slot_size, spec.readers
             ))
         })?;
-    let segment = Segment::create(&SegmentSpec {
+    let segment = make(&SegmentSpec {
         label: spec.label,
         bytes: geometry.bytes().ok_or_else(|| system("the ring is larger than the address space"))?,
         layout: LAYOUT,

@@ -1,8 +1,8 @@
 //! A piece of shared memory with a stamp: the one module that knows the `shared_memory` crate.
 //!
-//! A segment is created under a name, pre-allocated, stamped, and opened by a peer either by that name or, once it is
-//! unlinked, by its handle: `/proc/<owner>/fd/<number>`, which needs no name that could outlive the process. An owner
-//! that stays alive while others come and go unlinks at once and hands out handles.
+//! A segment is created under a name, pre-allocated, stamped, and opened by a peer either by that name or, also once it
+//! is unlinked, by its handle: `/proc/<owner>/fd/<number>`, which needs no name that could outlive the process. An owner
+//! that stays alive while others come and go makes segments without a name and hands out handles.
 //!
 //! Invariant: the magic word is stored last (release) and read first (acquire), so that a peer that sees it sees the
 //! whole header and the zeroed rest.
@@ -13,6 +13,8 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use shared_memory::{Shmem, ShmemConf, ShmemError};
 
@@ -142,7 +144,7 @@ pub const fn layout_hash(description: &str) -> u64 {
 enum Mapping {
     /// Made or opened by name.
     Named(Shmem),
-    /// Opened by handle.
+    /// Made without a name, or opened by handle.
     Handle { base: NonNull<u8>, bytes: usize },
 }
 
@@ -166,36 +168,19 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Creates, pre-allocates and stamps a segment; its payload is zero.
+    /// Creates, pre-allocates and stamps a segment under a name; its payload is zero.
     pub fn create(spec: &SegmentSpec<'_>) -> Result<Self, CreateError> {
-        let label = || spec.label.to_owned();
-        let system = |reason: String| CreateError::System { label: label(), reason };
-        if spec.bytes == 0 {
-            return Err(CreateError::Empty { label: label() });
-        }
-        let total = spec
-            .bytes
-            .checked_next_multiple_of(8)
-            .and_then(|bytes| bytes.checked_add(HEADER_BYTES))
-            .filter(|&bytes| i64::try_from(bytes).is_ok())
-            .ok_or_else(|| system(format!("{} bytes are more than a file can hold", spec.bytes)))?;
+        let total = total_bytes(spec)?;
         let name = names::fresh(spec.label);
         // Dropping `shmem` on any error below removes the name.
         let shmem = ShmemConf::new()
             .os_id(&name)
             .size(total)
             .create()
-            .map_err(|e| system(format!("{} ({e})", os_reason(&e))))?;
-        let file = open_file(&names::path(&name)).map_err(|e| system(e.to_string()))?;
-        preallocate(&file, total as u64).map_err(|e| match e {
-            rustix::io::Errno::NOSPC => CreateError::NoSpace {
-                label: label(),
-                needed: total as u64,
-                free: rustix::fs::fstatvfs(&file).map(|s| s.f_bavail * s.f_frsize).unwrap_or(0),
-            },
-            other => system(format!("reserving {total} bytes: {other}")),
-        })?;
-        let base = NonNull::new(shmem.as_ptr()).ok_or_else(|| system("mapped at address zero".into()))?;
+            .map_err(|e| failed(spec, format!("{} ({e})", os_reason(&e))))?;
+        let file = open_file(&names::path(&name)).map_err(|e| failed(spec, e))?;
+        preallocate(spec, &file, total)?;
+        let base = NonNull::new(shmem.as_ptr()).ok_or_else(|| failed(spec, "mapped at address zero"))?;
         let segment = Self {
             mapping: Mapping::Named(shmem),
             file,
@@ -205,14 +190,49 @@ impl Segment {
             payload_bytes: total - HEADER_BYTES,
             epoch: spec.epoch,
         };
-        let header = segment.header();
+        segment.stamp(spec, total);
+        Ok(segment)
+    }
+
+    /// As [`Self::create`], without a name: peers open it by its [`handle`](Self::handle). There is no moment at which
+    /// a killed owner could leave anything behind.
+    ///
+    /// Where the system cannot make files without names, a name exists for an instant; the sweep knows it.
+    pub fn create_unnamed(spec: &SegmentSpec<'_>) -> Result<Self, CreateError> {
+        let total = total_bytes(spec)?;
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(names::SHM_DIR, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => file,
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let segment = Self::create(spec)?;
+                segment.unlink();
+                return Ok(segment);
+            }
+            Err(e) => return Err(failed(spec, e)),
+        };
+        preallocate(spec, &file, total)?;
+        let base = map(&file, total).map_err(|e| failed(spec, e))?;
+        let segment = Self {
+            mapping: Mapping::Handle { base, bytes: total },
+            name: handle(&file),
+            file,
+            linked: AtomicBool::new(false),
+            base,
+            payload_bytes: total - HEADER_BYTES,
+            epoch: spec.epoch,
+        };
+        segment.stamp(spec, total);
+        Ok(segment)
+    }
+
+    fn stamp(&self, spec: &SegmentSpec<'_>, total: usize) {
+        let header = self.header();
         header[WORD_VERSION].store(VERSION, Ordering::Relaxed);
         header[WORD_LAYOUT].store(spec.layout, Ordering::Relaxed);
         header[WORD_EPOCH].store(spec.epoch, Ordering::Relaxed);
         header[WORD_BYTES].store(total as u64, Ordering::Relaxed);
         header[WORD_OWNER].store(u64::from(std::process::id()), Ordering::Relaxed);
         header[WORD_MAGIC].store(MAGIC, Ordering::Release);
-        Ok(segment)
     }
 
     /// Opens a segment by its name or handle and checks its stamp.
@@ -225,20 +245,7 @@ impl Segment {
             let file = open_file(name.as_ref()).map_err(|e| system(e.to_string()))?;
             let bytes = rustix::fs::fstat(&file).map_err(|e| system(e.to_string()))?.st_size as usize;
             check_size(name, HEADER_BYTES as u64, bytes as u64)?;
-            // SAFETY: a new mapping at an address the kernel chooses; it aliases nothing of this process, and other
-            // processes' writes are met with atomics alone.
-            let base = unsafe {
-                rustix::mm::mmap(
-                    std::ptr::null_mut(),
-                    bytes,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED,
-                    &file,
-                    0,
-                )
-            }
-            .map_err(|e| system(e.to_string()))?;
-            let base = NonNull::new(base.cast()).ok_or_else(|| system("mapped at address zero".into()))?;
+            let base = map(&file, bytes).map_err(|e| system(e.to_string()))?;
             (Mapping::Handle { base, bytes }, file, base, bytes)
         } else {
             let file = open_file(&names::path(name)).map_err(|e| system(e.to_string()))?;
@@ -297,7 +304,7 @@ impl Segment {
     /// What another process of this user can open the segment by, as long as this process lives and keeps the
     /// segment, whether it is unlinked or not.
     pub fn handle(&self) -> String {
-        format!("{HANDLE_PREFIX}{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+        handle(&self.file)
     }
 
     /// The incarnation that the creator stamped.
@@ -384,9 +391,51 @@ fn open_file(path: &Path) -> std::io::Result<OwnedFd> {
     File::options().read(true).write(true).open(path).map(OwnedFd::from)
 }
 
+fn handle(file: &OwnedFd) -> String {
+    format!("{HANDLE_PREFIX}{}/fd/{}", std::process::id(), file.as_raw_fd())
+}
+
+fn map(file: &OwnedFd, bytes: usize) -> rustix::io::Result<NonNull<u8>> {
+    // SAFETY: a new mapping at an address the kernel chooses; it aliases nothing of this process, and other processes'
+    // writes are met with atomics alone.
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file,
+            0,
+        )
+    }?;
+    NonNull::new(base.cast()).ok_or(Errno::FAULT)
+}
+
+fn failed(spec: &SegmentSpec<'_>, reason: impl ToString) -> CreateError {
+    CreateError::System { label: spec.label.to_owned(), reason: reason.to_string() }
+}
+
+fn total_bytes(spec: &SegmentSpec<'_>) -> Result<usize, CreateError> {
+    if spec.bytes == 0 {
+        return Err(CreateError::Empty { label: spec.label.to_owned() });
+    }
+    let total = spec.bytes.checked_next_multiple_of(8).and_then(|bytes| bytes.checked_add(HEADER_BYTES));
+    total
+        .filter(|&bytes| i64::try_from(bytes).is_ok())
+        .ok_or_else(|| failed(spec, format!("{} bytes are more than a file can hold", spec.bytes)))
+}
+
 /// Reserves every page now, so that a full /dev/shm is an error here and not a SIGBUS at the first touch.
-fn preallocate(file: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
-    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes))
+fn preallocate(spec: &SegmentSpec<'_>, file: &OwnedFd, total: usize) -> Result<(), CreateError> {
+    let reserve = || rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, total as u64);
+    rustix::io::retry_on_intr(reserve).map_err(|e| match e {
+        Errno::NOSPC => CreateError::NoSpace {
+            label: spec.label.to_owned(),
+            needed: total as u64,
+            free: rustix::fs::fstatvfs(file).map(|s| s.f_bavail * s.f_frsize).unwrap_or(0),
+        },
+        other => failed(spec, format!("reserving {total} bytes: {other}")),
+    })
 }
 
 /// The crate's messages name no reason; the system's error number does.

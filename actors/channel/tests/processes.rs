@@ -83,16 +83,12 @@ fn hear(child: &mut Child) -> (String, BufReader<ChildStdout>) {
 fn rings(by_handle: bool) -> (Sender, Receiver, String) {
     let create = |label| {
         let spec = RingSpec { label, slot_size: 256, slots: 16, readers: 1, epoch: 1 };
-        Arc::new(ring::create(&spec).unwrap())
+        let segment = if by_handle { ring::create_unnamed(&spec) } else { ring::create(&spec) };
+        Arc::new(segment.unwrap())
     };
     let (there, back) = (create("there"), create("back"));
     let address = |segment: &Segment| {
-        if by_handle {
-            segment.unlink();
-            segment.handle()
-        } else {
-            segment.name().to_owned()
-        }
+        if by_handle { segment.handle() } else { segment.name().to_owned() }
     };
     let argument = format!("{} {}", address(&there), address(&back));
     let sender = Sender::attach(there, Spin::NONE).unwrap();
@@ -186,10 +182,11 @@ fn the_sweep_takes_what_a_killed_owner_left_and_nothing_else() {
 fn a_dev_shm_that_is_too_small_is_an_error_with_the_size() {
     let free = rustix::fs::statvfs("/dev/shm").map(|s| s.f_bavail * s.f_frsize).unwrap();
     let spec = SegmentSpec { label: "huge", bytes: free as usize + (1 << 30), layout: 1, epoch: 0 };
-    let error = Segment::create(&spec).unwrap_err();
-    let CreateError::NoSpace { needed, .. } = error else { panic!("expected NoSpace, got {error}") };
-    assert!(needed > free, "{error}");
-    assert!(error.to_string().contains(&format!("expected {needed} free bytes in /dev/shm")), "{error}");
+    for error in [Segment::create(&spec), Segment::create_unnamed(&spec)].map(Result::unwrap_err) {
+        let CreateError::NoSpace { needed, .. } = error else { panic!("expected NoSpace, got {error}") };
+        assert!(needed > free, "{error}");
+        assert!(error.to_string().contains(&format!("expected {needed} free bytes in /dev/shm")), "{error}");
+    }
     let left = std::fs::read_dir("/dev/shm").unwrap().flatten();
     let left: Vec<_> = left.filter(|e| e.file_name().to_string_lossy().ends_with("-huge")).collect();
     assert!(left.is_empty(), "{left:?}");

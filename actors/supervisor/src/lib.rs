@@ -12,10 +12,17 @@
 mod child;
 mod links;
 mod message;
+mod process_actor;
+mod restart;
 mod role;
+mod root;
+mod serve;
+mod spawn;
 mod status;
 
 pub use child::{CHILD_COMMAND, ChildContext, ChildEvent, JoinError, Reporter, child_main};
 pub use links::{DuplexLink, WorkerLink, WorkersLink};
 pub use role::{ChildRole, NoSuchRole, Topology};
+pub use serve::{BoardSpec, ServeError, ServeOptions, serve};
+pub use spawn::Program;
 pub use status::{ChildState, StatusHandle};

@@ -6,8 +6,8 @@
 //!  worker j      →  scheduler        a queue of results
 //! ```
 //!
-//! The supervisor makes every ring, unlinks it at once and hands out handles, so that no kind of death leaves a name
-//! in /dev/shm. When one end dies, all rings of the link are closed and replaced: a successor never meets the half
+//! The supervisor makes every ring without a name and hands out handles, so that no kind of death leaves anything in
+//! /dev/shm. When one end dies, all rings of the link are closed and replaced: a successor never meets the half
 //! message of a predecessor. The workers are one link: step plans are one sequence for all of them, and what follows a
 //! replacement is a snapshot for all.
 
@@ -124,9 +124,7 @@ impl Epochs {
 
 fn make(label: &str, bytes: usize, readers: usize, epochs: &mut Epochs) -> Result<Arc<Segment>, CreateError> {
     let spec = RingSpec { label, slot_size: SLOT, slots: bytes / SLOT, readers, epoch: epochs.next() };
-    let segment = ring::create(&spec)?;
-    segment.unlink();
-    Ok(Arc::new(segment))
+    Ok(Arc::new(ring::create_unnamed(&spec)?))
 }
 
 fn open(reference: &SegmentRef) -> Result<Arc<Segment>, LinkError> {

@@ -62,8 +62,8 @@ pub(crate) struct StatusTable {
 impl StatusTable {
     pub(crate) fn create(topology: Topology, epoch: u64) -> Result<Self, CreateError> {
         let bytes = topology.places() * LINE_WORDS * 8;
-        let segment = Segment::create(&SegmentSpec { label: "status", bytes, layout: LAYOUT, epoch })?;
-        segment.unlink();
+        let segment =
+            Segment::create_unnamed(&SegmentSpec { label: "status", bytes, layout: LAYOUT, epoch })?;
         Ok(Self { segment: Arc::new(segment), topology })
     }
 
