@@ -32,6 +32,8 @@ mod output;
 mod planning;
 mod pool;
 mod prefix;
+#[cfg(feature = "process")]
+pub mod process;
 mod queue;
 mod scheduler;
 mod sequence;

@@ -23,6 +23,8 @@ use std::collections::BinaryHeap;
 
 /// Sequences that are passed over in one plan because their prefix is being computed; a bound on the search.
 const MAX_DEFERRED: usize = 64;
+/// Tokens of sequences that join in one plan, unless it is one alone: a plan must fit its ring.
+const MAX_JOINING: usize = 1 << 18;
 /// Tokens of output that a sequence's lists make room for when it is admitted.
 const ROOM: usize = 4096;
 
@@ -77,6 +79,8 @@ pub(crate) struct Scratch {
     /// Hashes of those blocks. They can be shared from the next plan on.
     computing: HashTable<()>,
     samples: Vec<Sample>,
+    /// Tokens of the sequences that join in this plan.
+    joining: usize,
     pub spare_samples: Vec<Vec<Sample>>,
     spare_grants: Vec<Vec<u32>>,
 }
@@ -123,6 +127,7 @@ impl Scheduler {
         self.scratch.completing.clear();
         self.scratch.computing.clear();
         self.scratch.samples.clear();
+        self.scratch.joining = 0;
     }
 
     fn commit_plan(&mut self, tokens: u32) {
@@ -266,6 +271,7 @@ impl Scheduler {
         }
         if need + self.promised_blocks() > u64::from(self.pool.free_blocks())
             || (!self.config.enable_chunked_prefill && length - computed > budget)
+            || (self.scratch.joining > 0 && self.scratch.joining + length as usize > MAX_JOINING)
         {
             return Admission::Blocked;
         }
@@ -298,6 +304,7 @@ impl Scheduler {
             }
         }
         self.stats.prompt_tokens += u64::from(sequence.advance_charged(computed).0);
+        self.scratch.joining += length as usize;
         let join = SlotJoin {
             slot,
             tokens: sequence.tokens.clone(),

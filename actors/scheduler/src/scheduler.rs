@@ -193,8 +193,16 @@ impl Scheduler {
 
     /// An API server (re)attached: the sequences of its other incarnations are void, and nobody is told.
     pub fn hello(&mut self, api_server: u16, epoch: u16) {
-        let is_void =
-            |key: SequenceKey| key.request.api_server() == api_server && key.request.epoch() != epoch;
+        self.void(api_server, |key| key.request.epoch() != epoch);
+    }
+
+    /// An API server died: all its sequences are void.
+    pub fn forget_api_server(&mut self, api_server: u16) {
+        self.void(api_server, |_| true);
+    }
+
+    fn void(&mut self, api_server: u16, which: impl Fn(SequenceKey) -> bool) {
+        let is_void = |key: SequenceKey| key.request.api_server() == api_server && which(key);
         let void: Vec<SeqId> =
             self.by_key.iter().filter(|(key, _)| is_void(**key)).map(|(_, id)| *id).collect();
         for id in void {

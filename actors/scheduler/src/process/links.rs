@@ -1,0 +1,150 @@
+//! The loop's ends of the rings: threads that read and decode, and a writer that never waits.
+
+use crate::process::Input;
+use gossamer_channel::{Bridge, Receiver, RecvError, SendError, Sender};
+use gossamer_wire::{FromScheduler, TokenDelta, WireError};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::mpsc;
+
+/// Bytes that wait for an API server before it is given up.
+pub const MAX_BACKLOG: usize = 64 << 20;
+
+/// Starts a thread that decodes what a ring brings and puts it among the loop's inputs.
+pub(super) fn listen<T: serde::de::DeserializeOwned>(
+    name: &str,
+    receiver: Receiver,
+    inputs: &mpsc::Sender<Input>,
+    wrap: impl Fn(Result<T, WireError>) -> Input + Send + 'static,
+    ended: impl FnOnce(RecvError) -> Option<Input> + Send + 'static,
+) -> io::Result<Bridge> {
+    let (deliver, last) = (inputs.clone(), inputs.clone());
+    Bridge::start(
+        name,
+        receiver,
+        move |bytes| match deliver.send(wrap(gossamer_wire::decode(bytes))) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        },
+        move |reason| {
+            if let Some(input) = ended(reason.clone()) {
+                // Fails when the loop has ended.
+                let _ = last.send(input);
+            }
+        },
+    )
+}
+
+/// Tokens to one API server, and the thread that hears it.
+pub(super) struct ServerLink {
+    pub epoch: u64,
+    tokens: Sender,
+    /// Messages that found the ring full.
+    backlog: VecDeque<Vec<u8>>,
+    backlog_bytes: usize,
+    _requests: Bridge,
+}
+
+impl ServerLink {
+    pub fn new(epoch: u64, tokens: Sender, requests: Bridge) -> Self {
+        Self { epoch, tokens, backlog: VecDeque::new(), backlog_bytes: 0, _requests: requests }
+    }
+
+    /// Sends, or keeps for later. What is too long for the ring goes in parts.
+    pub fn send(&mut self, message: FromScheduler, buffer: &mut Vec<u8>) -> Result<(), WireError> {
+        gossamer_wire::encode_into(&message, buffer)?;
+        if buffer.len() > self.tokens.max_len() {
+            if let FromScheduler::Tokens(deltas) = message
+                && let Some(parts) = halve(deltas)
+            {
+                return parts.into_iter().try_for_each(|part| self.send(FromScheduler::Tokens(part), buffer));
+            }
+            tracing::error!(
+                len = buffer.len(),
+                max = self.tokens.max_len(),
+                "a message fits no ring and is lost"
+            );
+            return Ok(());
+        }
+        if self.backlog.is_empty() {
+            match self.tokens.try_send(buffer) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Full { .. }) => {}
+                Err(error) => {
+                    // The supervisor tells of its death; until then there is nobody to tell.
+                    tracing::debug!(%error, "an API server is gone");
+                    return Ok(());
+                }
+            }
+        }
+        self.backlog_bytes += buffer.len();
+        self.backlog.push_back(buffer.clone());
+        Ok(())
+    }
+
+    /// Sends of what was kept as much as fits now.
+    pub fn catch_up(&mut self) {
+        while let Some(message) = self.backlog.front() {
+            if matches!(self.tokens.try_send(message), Err(SendError::Full { .. })) {
+                return;
+            }
+            self.backlog_bytes -= message.len();
+            self.backlog.pop_front();
+        }
+    }
+
+    pub fn is_behind(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    pub fn is_hopeless(&self) -> bool {
+        self.backlog_bytes > MAX_BACKLOG
+    }
+}
+
+/// Two halves of a list of deltas, or of the tokens of a single one. `None`: a single token cannot be halved.
+fn halve(mut deltas: Vec<TokenDelta>) -> Option<[Vec<TokenDelta>; 2]> {
+    if deltas.len() > 1 {
+        let rest = deltas.split_off(deltas.len() / 2);
+        return Some([deltas, rest]);
+    }
+    let mut first = deltas.pop()?;
+    let middle = first.tokens.len() / 2;
+    if middle == 0 {
+        return None;
+    }
+    let second = TokenDelta {
+        key: first.key,
+        position: first.position + middle as u32,
+        tokens: first.tokens.split_off(middle),
+        logprobs: if first.logprobs.is_empty() { Vec::new() } else { first.logprobs.split_off(middle) },
+        cached_prompt_tokens: None,
+        finish: first.finish.take(),
+    };
+    Some([vec![first], vec![second]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gossamer_wire::{FinishReason, RequestId, SequenceKey, TokenLogprobs};
+
+    #[test]
+    fn halves_name_the_same_tokens_as_the_whole() {
+        let delta = TokenDelta {
+            key: SequenceKey { request: RequestId(1), choice: 0 },
+            position: 10,
+            tokens: vec![1, 2, 3],
+            logprobs: (0..3).map(|i| TokenLogprobs { logprob: i as f32, top: Vec::new() }).collect(),
+            cached_prompt_tokens: Some(4),
+            finish: Some(FinishReason::Length),
+        };
+        let [a, b] = halve(vec![delta.clone(); 3]).unwrap();
+        assert_eq!((a.len(), b.len()), (1, 2));
+        let [a, b] = halve(vec![delta]).unwrap().map(|mut part| part.pop().unwrap());
+        assert_eq!((a.position, a.tokens, a.cached_prompt_tokens, a.finish), (10, vec![1], Some(4), None));
+        assert_eq!((b.position, b.tokens, b.finish), (11, vec![2, 3], Some(FinishReason::Length)));
+        assert_eq!((a.logprobs.len(), b.logprobs.len()), (1, 2));
+    }
+}
