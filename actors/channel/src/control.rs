@@ -14,6 +14,8 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,8 @@ use ipc_channel::ipc::{self, IpcOneShotServer, IpcReceiver, IpcSender, OpaqueIpc
 use ipc_channel::{IpcError, TryRecvError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::names;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gossctrl");
 
@@ -155,6 +159,35 @@ fn receive<R: DeserializeOwned + Serialize>(
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(ControlError::Timeout);
         }
+    }
+}
+
+/// A folder of this process' own for the sockets on which children connect.
+///
+/// A parent that is killed while a child starts leaves the socket behind; in a folder with its owner's name the next
+/// sweep ([`crate::sweep_stale`]) finds it. Dropping the folder removes it.
+#[derive(Debug)]
+pub struct SocketFolder(PathBuf);
+
+impl SocketFolder {
+    /// Makes the folder and has all later [`ControlServer`]s of this process use it. Once per process.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or temporary files of this process have another place already.
+    pub fn create() -> io::Result<Self> {
+        let folder = Self(std::env::temp_dir().join(names::fresh("sockets")));
+        std::fs::DirBuilder::new().mode(0o700).create(&folder.0)?;
+        // The crate underneath takes its sockets' place from here and offers no other way to say it.
+        tempfile::env::override_temp_dir(&folder.0).map_err(|other| {
+            io::Error::other(format!("temporary files already have their place in {}", other.display()))
+        })?;
+        Ok(folder)
+    }
+}
+
+impl Drop for SocketFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

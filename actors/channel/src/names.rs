@@ -6,7 +6,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where POSIX shared memory is visible as files.
@@ -15,7 +15,7 @@ const PREFIX: &str = "gossamer-";
 
 /// Why stale segments could not be looked for.
 #[derive(Debug, thiserror::Error)]
-#[error("expected to list {dir}, got: {source}; mount a tmpfs there")]
+#[error("expected to list {dir}, got: {source}")]
 pub struct SweepError {
     dir: PathBuf,
     source: std::io::Error,
@@ -23,7 +23,7 @@ pub struct SweepError {
 
 /// The file of a segment.
 pub(crate) fn path(name: &str) -> PathBuf {
-    std::path::Path::new(SHM_DIR).join(name)
+    Path::new(SHM_DIR).join(name)
 }
 
 /// A fresh name owned by this process.
@@ -38,17 +38,23 @@ pub(crate) fn fresh(label: &str) -> String {
     format!("{PREFIX}{pid}-{:x}.{start:x}.{random:x}{count:x}-{label}", pid_namespace())
 }
 
-/// Removes the segments whose owner is dead, and returns their names.
+/// Removes the segments, and the folders of control sockets, whose owner is dead, and returns their names.
 ///
-/// Segments of living owners and of other process namespaces stay, as does every file that is not ours.
+/// What belongs to living owners or to other process namespaces stays, as does every file that is not ours.
 pub fn sweep_stale() -> Result<Vec<String>, SweepError> {
-    let failed = |source| SweepError { dir: SHM_DIR.into(), source };
+    let mut removed = sweep(SHM_DIR.as_ref(), |path| std::fs::remove_file(path))?;
+    removed.extend(sweep(&std::env::temp_dir(), |path| std::fs::remove_dir_all(path))?);
+    Ok(removed)
+}
+
+fn sweep(dir: &Path, remove: impl Fn(&Path) -> std::io::Result<()>) -> Result<Vec<String>, SweepError> {
+    let failed = |source| SweepError { dir: dir.to_owned(), source };
     let mut removed = Vec::new();
-    for entry in std::fs::read_dir(SHM_DIR).map_err(failed)? {
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
         let Some(name) = name.to_str() else { continue };
         // Another server that starts at the same moment may have removed it first: not a failure.
-        if is_stale(name) && std::fs::remove_file(path(name)).is_ok() {
+        if is_stale(name) && remove(&dir.join(name)).is_ok() {
             removed.push(name.to_owned());
         }
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
+use gossamer_channel::control::SocketFolder;
 use gossamer_channel::{CreateError, Segment, SegmentSpec};
 use gossamer_config::ServeConfig;
 use ractor::Actor;
@@ -113,16 +114,17 @@ pub fn serve(options: ServeOptions) -> Result<(), ServeError> {
     }
     match gossamer_channel::sweep_stale() {
         Ok(removed) if removed.is_empty() => {}
-        Ok(removed) => tracing::info!(?removed, "removed shared memory of servers that were killed"),
-        Err(error) => tracing::warn!(%error, "cannot look for stale shared memory"),
+        Ok(removed) => tracing::info!(?removed, "removed what killed servers left"),
+        Err(error) => tracing::warn!(%error, "cannot look for what killed servers left"),
     }
+    let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
+    let _sockets = SocketFolder::create().map_err(|error| system(&error))?;
     let board = board
         .map(|BoardSpec { words, layout }| {
             let spec = SegmentSpec { label: "board", bytes: words * 8, layout, epoch: 1 };
             Ok::<_, CreateError>((Arc::new(Segment::create_unnamed(&spec)?), layout))
         })
         .transpose()?;
-    let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
     let spawner = Spawner::start(program).map_err(|error| system(&error))?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| system(&error))?;

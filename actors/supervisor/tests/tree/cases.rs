@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::harness::{LONG, Shape, eventually, is_alive, pid, read, segments, send_signal};
+use crate::harness::{LONG, Shape, eventually, is_alive, pid, read, segments, send_signal, socket_folders};
 
 type Case = (&'static str, fn());
 
@@ -55,6 +55,7 @@ fn a_line_crosses_the_tree_and_nothing_is_named_in_dev_shm() {
     let (status, errors) = tree.end();
     assert!(status.success(), "{status}: {errors}");
     assert!(!pids.iter().any(|&pid| is_alive(pid)));
+    assert_eq!(socket_folders(&pids), Vec::<String>::new());
 }
 
 fn all_api_servers_serve_from_one_socket() {
@@ -111,8 +112,9 @@ fn a_killed_api_server_loses_its_own_connections_alone() {
     });
     send_signal(victim, libc::SIGKILL);
     eventually("the victim's successor", || {
-        let api = pid(&tree.ask("who"), "api");
-        (!seen.contains(&api)).then_some(())
+        // The victim may have accepted this very connection before it died.
+        let answer = tree.ask("who");
+        (!answer.is_empty() && !seen.contains(&pid(&answer, "api"))).then_some(())
     });
     std::fs::write(file, "").unwrap();
     for stream in pending {
@@ -215,6 +217,10 @@ fn no_child_outlives_a_killed_supervisor() {
         tree.supervisor.wait().unwrap();
         eventually("the children's end", || (!pids.iter().any(|&pid| is_alive(pid))).then_some(()));
         assert_eq!(segments(&pids), Vec::<String>::new());
+        // Sockets of children that had not connected yet may be left; the next server takes them away.
+        let next = shape.ready();
+        assert_eq!(socket_folders(&pids), Vec::<String>::new());
+        drop(next);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ pub struct Tree {
 }
 
 impl Shape {
-    pub fn command(&self, folder: &std::path::Path) -> Command {
+    pub fn command(&self, folder: &Path) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("serve").arg(self.port.to_string()).arg(self.api_servers.to_string());
         command.arg(self.max_restarts.to_string()).arg(self.stall.as_millis().to_string());
@@ -173,9 +173,18 @@ fn children_of(parent: u32) -> Vec<u32> {
     found
 }
 
-/// Segments in /dev/shm that `owner` or one of its children made.
+/// Segments in /dev/shm that one of these processes made.
 pub fn segments(owners: &[u32]) -> Vec<String> {
-    let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
+    owned("/dev/shm".as_ref(), owners)
+}
+
+/// Folders of control sockets that one of these processes made.
+pub fn socket_folders(owners: &[u32]) -> Vec<String> {
+    owned(&std::env::temp_dir(), owners)
+}
+
+fn owned(folder: &Path, owners: &[u32]) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| owners.iter().any(|pid| name.starts_with(&format!("gossamer-{pid}-")))).collect()
 }
