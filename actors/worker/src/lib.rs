@@ -5,7 +5,9 @@
 
 pub mod backends;
 mod executor;
+mod graph_report;
 mod kv;
+pub mod latency;
 mod memory;
 mod model;
 pub mod pool;
@@ -14,6 +16,7 @@ mod slots;
 mod weights;
 
 pub use executor::{Executor, ExecutorError, Progress};
+pub use graph_report::GraphReport;
 pub use kv::{KvBudget, KvError, KvPool};
 pub use memory::MemoryError;
 pub use model::{Model, ModelError, ModelOptions, Program, ProgramError};

@@ -112,15 +112,20 @@ impl ModelOptions {
         }
     }
 
-    /// Builds and fuses the graph of a model; nothing is loaded.
-    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
+    /// Builds the graph of a model; nothing is loaded.
+    pub fn unfused_graph(&self, config: &ModelConfig) -> Graph {
         let options = GraphOptions {
             activation: self.activation,
             kv: self.kv,
             block_size: self.block_size,
             max_logprobs: self.max_logprobs,
         };
-        let mut graph = graph::build(config, &options);
+        graph::build(config, &options)
+    }
+
+    /// Builds and fuses the graph of a model; nothing is loaded.
+    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
+        let mut graph = self.unfused_graph(config);
         let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| backends.able(desc).is_ok());
         (graph, applied)
     }
