@@ -16,6 +16,8 @@
 
 pub mod abi;
 mod backend;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod dtype;
 mod export;
 pub mod loader;

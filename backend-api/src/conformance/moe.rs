@@ -1,0 +1,216 @@
+//! Router, experts and finalize.
+
+use super::{Bench, Memory, Outcome, Output, Random, bound};
+use crate::ops::{ExpertWeights, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, RouteArgs, RouteDesc};
+use crate::{DType, OpArgs, OpDesc, Support};
+
+/// Router. Ids must be those of the reference wherever no two logits are close.
+pub fn check_route<M: Memory>(
+    bench: &mut Bench<M>,
+    hidden: u32,
+    experts: u32,
+    tokens: u32,
+    activation: DType,
+    seed: u64,
+) -> Vec<Outcome> {
+    let top_k = 4.min(experts);
+    let desc = OpDesc::Route(RouteDesc { hidden, experts, top_k, activation });
+    let case =
+        format!("moe-route hidden={hidden} experts={experts} tokens={tokens} {activation} seed={seed}");
+    let bound = 1e-4;
+    if let Support::No(reason) = bench.backend.supports(&desc) {
+        return vec![Outcome { case: format!("{case}: refused: {reason}"), error: f64::NAN, bound }];
+    }
+    let mut outcomes = Vec::new();
+    for tactic in bench.backend.tactics(&desc, tokens) {
+        let mut random = Random::new(seed);
+        let (k, count) = (hidden as usize, (tokens * top_k) as usize);
+        let (x, values) = bench.put_values(&random.normals(tokens as usize * k, 1.0), activation);
+        let (weight, weights) = bench.put_values(&random.normals(experts as usize * k, 0.1), DType::BF16);
+        let (bias, biases) = bench.put_values(&random.normals(experts as usize, 1.0), DType::BF16);
+        let expert_ids = bench.put_u32(&vec![u32::MAX; count]);
+        let expert_weights = bench.put_poison(count, DType::F32);
+        let args = RouteArgs { x, weight, bias, expert_ids, expert_weights, tokens };
+        let case = format!("{case} tactic={}", tactic.name);
+        if let Err(message) = bench.launch(&desc, OpArgs::Route(args), tactic.id, tokens) {
+            outcomes.push(Outcome { case: format!("{case}: {message}"), error: f64::NAN, bound });
+            continue;
+        }
+        let ids = bench.read_u32(expert_ids, count);
+        let got = bench.read_values(expert_weights, count, DType::F32);
+        let mut error = 0f64;
+        for t in 0..tokens as usize {
+            let row = &values[t * k..][..k];
+            let logits: Vec<f64> = (0..experts as usize)
+                .map(|e| row.iter().zip(&weights[e * k..][..k]).map(|(a, b)| a * b).sum::<f64>() + biases[e])
+                .collect();
+            let mut order: Vec<usize> = (0..experts as usize).collect();
+            order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+            let close = order.windows(2).take(top_k as usize).any(|w| logits[w[0]] - logits[w[1]] < 1e-4);
+            if close {
+                continue;
+            }
+            let total: f64 = order[..top_k as usize].iter().map(|e| logits[*e].exp()).sum();
+            for (j, expert) in order[..top_k as usize].iter().enumerate() {
+                let at = t * top_k as usize + j;
+                let wrong = ids[at] != *expert as u32;
+                let off = (got[at] - logits[*expert].exp() / total).abs();
+                error = if wrong || off.is_nan() { f64::NAN } else { error.max(off) };
+            }
+            if error.is_nan() {
+                break;
+            }
+        }
+        outcomes.push(Outcome { case, error, bound });
+        bench.memory.clear();
+    }
+    outcomes
+}
+
+/// Sizes of an experts case.
+#[derive(Clone, Debug)]
+pub struct ExpertsShape {
+    /// The description.
+    pub desc: ExpertsDesc,
+    /// Tokens.
+    pub tokens: u32,
+}
+
+impl ExpertsShape {
+    /// Intermediate sizes that are no multiple of 64, shards, few and many experts.
+    pub fn awkward(tokens: u32, activation: DType) -> Vec<Self> {
+        let desc = |hidden, intermediate, experts, first_expert, local_experts| ExpertsDesc {
+            hidden,
+            intermediate,
+            experts,
+            first_expert,
+            local_experts,
+            top_k: 4,
+            limit: 7.0,
+            alpha: 1.702,
+            activation,
+            weight: DType::MXFP4,
+            allow_fp8: 0,
+        };
+        [desc(96, 160, 4, 0, 4), desc(160, 96, 32, 0, 32), desc(64, 32, 128, 32, 64)]
+            .into_iter()
+            .map(|desc| Self { desc, tokens })
+            .collect()
+    }
+}
+
+/// Values of MXFP4 codes and scales (OCP Microscaling Formats 1.0).
+fn expand(codes: &[u8], scales: &[u8]) -> Vec<f64> {
+    const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let value = |code: u8, scale: u8| {
+        let magnitude = MAGNITUDES[usize::from(code & 7)] * (f64::from(scale) - 127.0).exp2();
+        if code & 8 == 0 { magnitude } else { -magnitude }
+    };
+    codes
+        .iter()
+        .enumerate()
+        .flat_map(|(i, byte)| [value(byte & 15, scales[i / 16]), value(byte >> 4, scales[i / 16])])
+        .collect()
+}
+
+fn put_experts<M: Memory>(
+    bench: &mut Bench<M>,
+    random: &mut Random,
+    experts: usize,
+    rows: usize,
+    columns: usize,
+) -> (ExpertWeights, Vec<f64>, Vec<f64>) {
+    let codes = random.bytes(experts * rows * columns / 2);
+    let scales: Vec<u8> = (0..codes.len() / 16).map(|_| 121 + random.below(5) as u8).collect();
+    let (bias, biases) = bench.put_values(&random.normals(experts * rows, 0.5), DType::BF16);
+    let weights = ExpertWeights { data: bench.memory.put(&codes), scales: bench.memory.put(&scales), bias };
+    (weights, expand(&codes, &scales), biases)
+}
+
+fn product(x: &[f64], weights: &[f64], biases: &[f64]) -> Vec<f64> {
+    weights
+        .chunks(x.len())
+        .zip(biases)
+        .map(|(row, bias)| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>() + bias)
+        .collect()
+}
+
+/// The experts. Weights are put in checkpoint layout; other layouts go through the backend's repacking.
+pub fn check_experts<M: Memory>(bench: &mut Bench<M>, shape: &ExpertsShape, seed: u64) -> Vec<Outcome> {
+    let ExpertsShape { desc, tokens } = shape.clone();
+    let case = format!("moe-experts {desc:?} tokens={tokens} seed={seed}");
+    let (hidden, inner) = (desc.hidden as usize, desc.intermediate as usize);
+    let local = desc.local_experts as usize;
+    // The hidden activations are rounded too.
+    bench.run(&case, OpDesc::Experts(desc), tokens, 2.0 * bound(desc.activation), |bench| {
+        let mut random = Random::new(seed);
+        let (x, values) = bench.put_values(&random.normals(tokens as usize * hidden, 1.0), desc.activation);
+        let mut ids = Vec::new();
+        for _ in 0..tokens {
+            let mut chosen: Vec<u32> = Vec::new();
+            while chosen.len() < desc.top_k as usize {
+                let id = random.below(desc.experts);
+                if !chosen.contains(&id) {
+                    chosen.push(id);
+                }
+            }
+            ids.extend(chosen);
+        }
+        let (gate_up, gate_up_values, gate_up_bias) =
+            put_experts(bench, &mut random, local, 2 * inner, hidden);
+        let (down, down_values, down_bias) = put_experts(bench, &mut random, local, hidden, inner);
+        let mut expected = Vec::new();
+        for (pair, id) in ids.iter().enumerate() {
+            let expert = id.wrapping_sub(desc.first_expert) as usize;
+            if expert >= local {
+                expected.extend(std::iter::repeat_n(0.0, hidden));
+                continue;
+            }
+            let row = &values[pair / desc.top_k as usize * hidden..][..hidden];
+            let of = |values: &[f64], count: usize| values[expert * count..(expert + 1) * count].to_vec();
+            let sums = product(row, &of(&gate_up_values, 2 * inner * hidden), &of(&gate_up_bias, 2 * inner));
+            let limit = f64::from(desc.limit);
+            let units: Vec<f64> = sums
+                .chunks(2)
+                .map(|pair| {
+                    let (gate, up) = (pair[0].min(limit), pair[1].clamp(-limit, limit));
+                    (up + 1.0) * gate / (1.0 + (-f64::from(desc.alpha) * gate).exp())
+                })
+                .collect();
+            expected.extend(product(&units, &of(&down_values, hidden * inner), &of(&down_bias, hidden)));
+        }
+        let out = bench.put_poison(expected.len(), desc.activation);
+        let args = ExpertsArgs { x, expert_ids: bench.put_u32(&ids), gate_up, down, out, tokens };
+        (OpArgs::Experts(args), vec![Output { address: out, dtype: desc.activation, expected }])
+    })
+}
+
+/// Finalize.
+pub fn check_finalize<M: Memory>(
+    bench: &mut Bench<M>,
+    hidden: u32,
+    top_k: u32,
+    tokens: u32,
+    activation: DType,
+    seed: u64,
+) -> Vec<Outcome> {
+    let case = format!("moe-finalize hidden={hidden} top_k={top_k} tokens={tokens} {activation} seed={seed}");
+    let desc = FinalizeDesc { hidden, top_k, activation };
+    bench.run(&case, OpDesc::Finalize(desc), tokens, bound(activation), |bench| {
+        let mut random = Random::new(seed);
+        let (t, k, h) = (tokens as usize, top_k as usize, hidden as usize);
+        let (experts_out, outs) = bench.put_values(&random.normals(t * k * h, 1.0), activation);
+        let (expert_weights, weights) = bench.put_values(&random.normals(t * k, 0.5), DType::F32);
+        let (residual, residuals) = bench.put_values(&random.normals(t * h, 1.0), activation);
+        let expected = (0..t * h)
+            .map(|at| {
+                let (token, column) = (at / h, at % h);
+                let sum: f64 =
+                    (0..k).map(|j| weights[token * k + j] * outs[(token * k + j) * h + column]).sum();
+                residuals[at] + sum
+            })
+            .collect();
+        let args = FinalizeArgs { experts_out, expert_weights, residual, tokens };
+        (OpArgs::Finalize(args), vec![Output { address: residual, dtype: activation, expected }])
+    })
+}

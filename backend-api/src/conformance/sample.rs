@@ -1,0 +1,253 @@
+//! Sampling against a full sort in float64.
+
+use super::{Bench, Memory, Outcome, Random};
+use crate::ops::{LogitEdit, SampleArgs, SampleDesc, SampleRow};
+use crate::{DType, OpArgs, OpDesc, Support};
+
+/// Scores closer than this may be drawn either way.
+const CLOSE: f64 = 1e-4;
+
+/// Sizes and options of a sampling case.
+#[derive(Clone, Debug)]
+pub struct SampleShape {
+    /// The description.
+    pub desc: SampleDesc,
+    /// Rows; temperatures, filters, edits and masks differ by row.
+    pub rows: u32,
+    /// Standard deviation of the logits.
+    pub spread: f64,
+}
+
+impl SampleShape {
+    /// Small and large vocabularies, shards, flat and peaked logits.
+    pub fn awkward() -> Vec<Self> {
+        let desc = |vocab, vocab_offset, logits| SampleDesc { vocab, vocab_offset, logits, max_logprobs: 5 };
+        let mut shapes = Vec::new();
+        for spread in [0.1, 2.0, 12.0] {
+            shapes.push(Self { desc: desc(1003, 0, DType::F32), rows: 40, spread });
+            shapes.push(Self { desc: desc(201, 603, DType::BF16), rows: 40, spread });
+            shapes.push(Self { desc: desc(20108, 20110, DType::F32), rows: 20, spread });
+        }
+        shapes
+    }
+}
+
+/// Philox4x32-10 (Salmon et al. 2011), straight from the paper.
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let first = u64::from(counter[0]) * 0xD251_1F53;
+        let second = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (second >> 32) as u32 ^ counter[1] ^ key[0],
+            second as u32,
+            (first >> 32) as u32 ^ counter[3] ^ key[1],
+            first as u32,
+        ];
+        key[0] = key[0].wrapping_add(0x9E37_79B9);
+        key[1] = key[1].wrapping_add(0xBB67_AE85);
+    }
+    counter
+}
+
+fn noise(row: &SampleRow, token: u32) -> f64 {
+    let key = [row.seed as u32, (row.seed >> 32) as u32];
+    let word = philox([token / 4, row.position, row.choice, 0], key)[token as usize % 4];
+    let u = (f64::from(word >> 8) + 0.5) * 2f64.powi(-24);
+    -(-u.ln()).ln()
+}
+
+/// What may be drawn: the reference's token, or `None` where a filter's border or the race is too close to call.
+fn reference(row: &SampleRow, logits: &[f64], edits: &[LogitEdit], mask: &[u32], offset: u32) -> Option<u32> {
+    let mut scores = logits.to_vec();
+    for edit in &edits[row.first_edit as usize..][..row.edits as usize] {
+        if let Some(score) = scores.get_mut(edit.token.wrapping_sub(offset) as usize) {
+            let repetition = f64::from(edit.repetition);
+            *score =
+                if *score > 0.0 { *score / repetition } else { *score * repetition } + f64::from(edit.add);
+        }
+    }
+    for (i, score) in scores.iter_mut().enumerate() {
+        if row.masked == 1 && mask[i / 32] >> (i % 32) & 1 == 0 {
+            *score = f64::NEG_INFINITY;
+        }
+    }
+    let mut order: Vec<usize> = (0..scores.len()).filter(|i| scores[*i] > f64::NEG_INFINITY).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    if row.temperature == 0.0 {
+        let tie = order.len() > 1
+            && scores[order[0]] != scores[order[1]]
+            && scores[order[0]] - scores[order[1]] < CLOSE;
+        return (!tie).then(|| offset + order[0] as u32);
+    }
+    let temperature = f64::from(row.temperature);
+    for score in &mut scores {
+        *score /= temperature;
+    }
+    let largest = scores[order[0]];
+    // A prefix may end between equal scores (lower id first), but not between nearly equal ones.
+    let torn = |order: &[usize], keep: usize| {
+        keep < order.len() && {
+            let gap = scores[order[keep - 1]] - scores[order[keep]];
+            gap != 0.0 && gap < CLOSE
+        }
+    };
+    if row.top_k > 0 {
+        let keep = order.len().min(row.top_k as usize);
+        if torn(&order, keep) {
+            return None;
+        }
+        order.truncate(keep);
+    }
+    if row.top_p < 1.0 {
+        let total: f64 = order.iter().map(|i| (scores[*i] - largest).exp()).sum();
+        let (mut mass, mut keep) = (0.0, 0);
+        while keep < order.len() && (keep == 0 || mass < f64::from(row.top_p) * total) {
+            mass += (scores[order[keep]] - largest).exp();
+            keep += 1;
+            if (mass / total - f64::from(row.top_p)).abs() < 1e-5 {
+                return None;
+            }
+        }
+        order.truncate(keep);
+    }
+    if row.min_p > 0.0 {
+        let least = f64::from(row.min_p).ln();
+        if order.iter().any(|i| (scores[*i] - largest - least).abs() < CLOSE) {
+            return None;
+        }
+        order.retain(|i| scores[*i] - largest >= least);
+    }
+    let mut race: Vec<(f64, u32)> =
+        order.iter().map(|i| (scores[*i] + noise(row, offset + *i as u32), offset + *i as u32)).collect();
+    race.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    (race.len() < 2 || race[0].0 - race[1].0 > CLOSE).then(|| race[0].1)
+}
+
+/// Sampling: tokens must be the reference's, log-probabilities within the bound.
+pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: u64) -> Vec<Outcome> {
+    let SampleShape { desc, rows, spread } = shape.clone();
+    let op = OpDesc::Sample(desc);
+    let case = format!("sample {desc:?} rows={rows} spread={spread} seed={seed}");
+    let bound = 1e-4;
+    if let Support::No(reason) = bench.backend.supports(&op) {
+        return vec![Outcome { case: format!("{case}: refused: {reason}"), error: f64::NAN, bound }];
+    }
+    let mut outcomes = Vec::new();
+    for tactic in bench.backend.tactics(&op, rows) {
+        let mut random = Random::new(seed);
+        let (vocab, most) = (desc.vocab as usize, desc.max_logprobs as usize);
+        let count = rows as usize;
+        let (logits, mut values) = bench.put_values(&random.normals(count * vocab, spread), desc.logits);
+        // Equal largest logits in one row: the lower id wins.
+        values[vocab + 7] = 64.0;
+        values[vocab + 90] = 64.0;
+        let logits = {
+            let _ = logits;
+            bench.put_values(&values, desc.logits).0
+        };
+        let words = vocab.div_ceil(32);
+        let masks: Vec<u32> = (0..count * words).map(|_| (random.word() >> 7) as u32 | 1 << 4).collect();
+        let (mut edits, mut sample_rows) = (Vec::new(), Vec::new());
+        for index in 0..rows {
+            let first_edit = edits.len() as u32;
+            for _ in 0..index % 4 * 9 {
+                let token = random.below(desc.vocab_offset + desc.vocab + 9);
+                let taken = edits[first_edit as usize..].iter().any(|edit: &LogitEdit| edit.token == token);
+                if !taken {
+                    let add = if random.below(3) == 0 { f32::NEG_INFINITY } else { random.normal() as f32 };
+                    edits.push(LogitEdit { token, repetition: 1.0 + random.unit() as f32, add });
+                }
+            }
+            sample_rows.push(SampleRow {
+                seed: random.word(),
+                position: random.below(1000),
+                choice: index % 3,
+                temperature: [0.0, 0.7, 1.0, 1.9][index as usize % 4],
+                top_p: [1.0, 0.9, 0.3][index as usize / 2 % 3],
+                min_p: [0.0, 0.05, 0.0, 0.5, 0.0][index as usize % 5],
+                top_k: [0, 1, 40, 0, 3, 100_000][index as usize / 3 % 6],
+                first_edit,
+                edits: edits.len() as u32 - first_edit,
+                logprobs: [0, 5, SampleRow::NO_LOGPROBS, 3][index as usize % 4],
+                masked: u32::from(index % 5 == 1),
+            });
+        }
+        let words_of = |row: &SampleRow| -> Vec<u8> {
+            let mut bytes = row.seed.to_ne_bytes().to_vec();
+            for word in [row.position, row.choice] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            for value in [row.temperature, row.top_p, row.min_p] {
+                bytes.extend(value.to_ne_bytes());
+            }
+            for word in [row.top_k, row.first_edit, row.edits, row.logprobs, row.masked] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            bytes
+        };
+        let row_bytes: Vec<u8> = sample_rows.iter().flat_map(words_of).collect();
+        debug_assert_eq!(row_bytes.len(), count * size_of::<SampleRow>());
+        let edit_bytes: Vec<u8> = edits
+            .iter()
+            .flat_map(|edit| {
+                [edit.token.to_ne_bytes(), edit.repetition.to_ne_bytes(), edit.add.to_ne_bytes()]
+            })
+            .flatten()
+            .collect();
+        let args = SampleArgs {
+            logits,
+            rows: bench.memory.put(&row_bytes),
+            edits: bench.memory.put(&edit_bytes),
+            masks: bench.put_u32(&masks),
+            tokens: bench.put_u32(&vec![u32::MAX; count]),
+            logprobs: bench.put_poison(count, DType::F32),
+            top_ids: bench.put_u32(&vec![u32::MAX; count * most]),
+            top_logprobs: bench.put_poison(count * most, DType::F32),
+            row_count: rows,
+        };
+        let case = format!("{case} tactic={}", tactic.name);
+        if let Err(message) = bench.launch(&op, OpArgs::Sample(args), tactic.id, rows) {
+            outcomes.push(Outcome { case: format!("{case}: {message}"), error: f64::NAN, bound });
+            continue;
+        }
+        let tokens = bench.read_u32(args.tokens, count);
+        let logprobs = bench.read_values(args.logprobs, count, DType::F32);
+        let top_ids = bench.read_u32(args.top_ids, count * most);
+        let top_logprobs = bench.read_values(args.top_logprobs, count * most, DType::F32);
+        let (mut error, mut case) = (0f64, case);
+        for (r, row) in sample_rows.iter().enumerate() {
+            let logits = &values[r * vocab..][..vocab];
+            let mask = &masks[r * words..][..words];
+            let wanted = reference(row, logits, &edits, mask, desc.vocab_offset);
+            if wanted.is_some_and(|token| token != tokens[r]) {
+                error = f64::NAN;
+                case = format!("{case}: row {r} {row:?}: expected {wanted:?}, got {}", tokens[r]);
+                break;
+            }
+            if row.logprobs == SampleRow::NO_LOGPROBS {
+                continue;
+            }
+            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let log_sum = logits.iter().map(|l| (l - largest).exp()).sum::<f64>().ln() + largest;
+            let column = tokens[r].wrapping_sub(desc.vocab_offset) as usize;
+            let expected = logits.get(column).map_or(f64::NAN, |logit| logit - log_sum);
+            let mut off = (logprobs[r] - expected).abs() / (1.0 + expected.abs());
+            let mut order: Vec<usize> = (0..vocab).collect();
+            order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+            for (j, column) in order.iter().take(row.logprobs as usize).enumerate() {
+                let at = r * most + j;
+                let expected = logits[*column] - log_sum;
+                let right = top_ids[at] == desc.vocab_offset + *column as u32;
+                off = if right {
+                    off.max((top_logprobs[at] - expected).abs() / (1.0 + expected.abs()))
+                } else {
+                    f64::NAN
+                };
+            }
+            error = if off.is_nan() || error.is_nan() { f64::NAN } else { error.max(off) };
+        }
+        outcomes.push(Outcome { case, error, bound });
+        bench.memory.clear();
+    }
+    outcomes
+}

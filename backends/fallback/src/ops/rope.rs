@@ -1,0 +1,83 @@
+//! Rotary embedding in place, and keys and values into the paged cache.
+
+use crate::isa::{Simd, Task};
+use crate::math::Activation;
+use crate::memory::Ptr;
+use crate::pool::Pool;
+use gossamer_backend_api::ops::{RopeKvWriteArgs, RopeKvWriteDesc};
+
+/// Largest half head that is supported: room for cosines and sines on the stack.
+pub const MAX_HALF: usize = 128;
+
+struct Token<A, K> {
+    row: Ptr<A>,
+    position: u32,
+    slot: u64,
+    frequencies: Ptr<f32>,
+    kv: Ptr<K>,
+    desc: RopeKvWriteDesc,
+}
+
+impl<A: Activation, K: Activation> Task for Token<A, K> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let half = self.desc.head_dim as usize / 2;
+        let (mut cosines, mut sines) = ([0f32; MAX_HALF], [0f32; MAX_HALF]);
+        // SAFETY: there is a frequency per pair.
+        for (i, frequency) in unsafe { self.frequencies.slice(0, half) }.iter().enumerate() {
+            // The product is rounded to float32 as in the reference, whose angles the weights were trained with.
+            let (sine, cosine) = (self.position as f32 * frequency).sin_cos();
+            (cosines[i], sines[i]) = (cosine * self.desc.magnitude, sine * self.desc.magnitude);
+        }
+        let (heads, kv_heads, dim) =
+            (self.desc.heads as usize, self.desc.kv_heads as usize, self.desc.head_dim as usize);
+        for head in 0..heads + kv_heads {
+            // SAFETY: the row has all heads.
+            let (low, high) = unsafe { self.row.slice_mut(head * dim, dim) }.split_at_mut(half);
+            for i in 0..half {
+                let (a, b) = (low[i].to_f32(), high[i].to_f32());
+                low[i] = A::from_f32(a * cosines[i] - b * sines[i]);
+                high[i] = A::from_f32(b * cosines[i] + a * sines[i]);
+            }
+        }
+        let size = self.desc.block_size as usize;
+        let (block, offset) = (self.slot as usize / size, self.slot as usize % size);
+        for part in 0..2 {
+            for head in 0..kv_heads {
+                // SAFETY: the plane holds `[block][2][kv_heads][block_size][D]`; each token has its own slot.
+                unsafe {
+                    let from = self.row.slice((heads + part * kv_heads + head) * dim, dim);
+                    let at = ((block * 2 + part) * kv_heads + head) * size + offset;
+                    for (to, from) in self.kv.slice_mut(at * dim, dim).iter_mut().zip(from) {
+                        *to = K::from_f32(from.to_f32());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Runs the operation.
+///
+/// # Safety
+/// As `KernelBackend::launch`; the machine has `S`.
+pub unsafe fn launch<S: Simd, A: Activation, K: Activation>(
+    pool: &Pool,
+    desc: &RopeKvWriteDesc,
+    args: &RopeKvWriteArgs,
+) {
+    let columns = (desc.heads + 2 * desc.kv_heads) as usize * desc.head_dim as usize;
+    pool.run(args.tokens as usize, |_, token| {
+        // SAFETY: by the caller.
+        unsafe {
+            S::enter(Token::<A, K> {
+                row: Ptr::new(args.qkv).offset(token * columns),
+                position: *Ptr::new(args.positions).at(token),
+                slot: *Ptr::new(args.slots).at(token),
+                frequencies: Ptr::new(args.inverse_frequencies),
+                kv: Ptr::new(args.kv),
+                desc: *desc,
+            });
+        }
+    });
+}

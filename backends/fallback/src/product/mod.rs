@@ -1,0 +1,209 @@
+//! Rows of weights times tokens: the one product that dense layers, the router and the experts share.
+//!
+//! Invariant: element (row, token) is one accumulator that walks the groups of `k` from first to last, then a tree over its
+//! lanes. Tiles of any height and width, and panels, keep that order; so the result does not depend on them.
+
+mod tile;
+mod weights;
+
+pub use weights::{Bf16Rows, Mxfp4Rows, Weights};
+
+use crate::isa::{Core, Order, Task};
+use crate::memory::Ptr;
+use std::ops::Range;
+use tile::{Sums, products};
+use weights::PanelRows;
+
+/// Most rows of one chunk: what a panel holds.
+pub const CHUNK_ROWS: usize = 64;
+/// Rows of one chunk where weights are read once and no panel is made.
+const STREAM_ROWS: usize = 32;
+/// Most tokens of a register tile, over all instruction sets.
+const MAX_TILE: usize = 8;
+
+/// Elements of a prepared row or panel row of `k` elements.
+pub fn padded<C: Core>(k: usize) -> usize {
+    k.next_multiple_of(C::GROUP)
+}
+
+/// Prepared rows of activations: `[*, padded(k)]` in the order of the weights that they meet.
+pub struct Tokens<E> {
+    /// The rows.
+    pub data: Ptr<E>,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// Row of each token; null: token `t` is row `t`.
+    pub index: Ptr<u32>,
+    /// Tokens.
+    pub count: usize,
+}
+
+impl<E> Clone for Tokens<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<E> Copy for Tokens<E> {}
+
+impl<E> Tokens<E> {
+    #[inline(always)]
+    unsafe fn row(self, token: usize) -> *const E {
+        // SAFETY: the index has `count` entries.
+        let row = if self.index.is_null() { token } else { unsafe { *self.index.at(token) as usize } };
+        self.data.at(row * self.stride)
+    }
+}
+
+/// Rows per chunk for a product of `rows` rows with `tokens` tokens on `workers` workers. A multiple of four.
+pub fn chunk_rows<C: Core>(rows: usize, tokens: usize, workers: usize) -> usize {
+    let most = if tokens <= C::TOKENS { STREAM_ROWS } else { CHUNK_ROWS };
+    rows.div_ceil(workers * 8).next_multiple_of(4).clamp(4, most)
+}
+
+/// Scratch elements that one worker needs for products of `k` columns with up to `tokens` tokens.
+pub fn scratch<C: Core>(k: usize, tokens: usize) -> usize {
+    if tokens <= C::TOKENS { 0 } else { CHUNK_ROWS * padded::<C>(k) }
+}
+
+/// Where results go.
+pub trait Epilogue: Copy {
+    /// Takes the sums of rows `first_row..first_row + values.len()` for one token. Must be `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// As for the task that calls it.
+    unsafe fn write(self, token: usize, first_row: usize, values: &[f32]);
+}
+
+/// One chunk of rows times all tokens.
+pub struct Product<C: Core, W, E> {
+    /// The weights.
+    pub weights: W,
+    /// Rows of this chunk, at most [`CHUNK_ROWS`].
+    pub rows: Range<usize>,
+    /// The tokens.
+    pub tokens: Tokens<C::Elem>,
+    /// The worker's scratch.
+    pub panel: Ptr<C::Elem>,
+    /// Where results go.
+    pub epilogue: E,
+}
+
+impl<C: Core, W: Weights<C>, E: Epilogue> Product<C, W, E> {
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// The machine has `C`; weights, tokens and scratch are valid for their extents, and what the epilogue writes to.
+    pub unsafe fn run(self) {
+        let Self { weights, rows, tokens, panel, epilogue } = self;
+        // SAFETY: by the caller.
+        unsafe {
+            if tokens.count <= C::TOKENS {
+                tiles::<C, W, E>(weights, rows.clone(), rows.start, tokens, epilogue);
+            } else {
+                let panel = PanelRows::<C>::new(panel, weights.columns());
+                C::enter(Fill { weights, rows: rows.clone(), panel });
+                tiles::<C, PanelRows<C>, E>(panel, 0..rows.len(), rows.start, tokens, epilogue);
+            }
+        }
+    }
+}
+
+/// Decodes rows into the panel.
+struct Fill<C: Core, W> {
+    weights: W,
+    rows: Range<usize>,
+    panel: PanelRows<C>,
+}
+
+impl<C: Core, W: Weights<C>> Task for Fill<C, W> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let full = self.weights.columns() / C::GROUP;
+        for (at, row) in self.rows.enumerate() {
+            // SAFETY: the rows exist; the panel has room for `CHUNK_ROWS` padded rows.
+            unsafe {
+                for group in 0..full {
+                    self.weights.prefetch(row + 1, group);
+                    self.panel.put(at, group, self.weights.group(row, group));
+                }
+                if self.weights.columns() % C::GROUP != 0 {
+                    self.panel.put(at, full, self.weights.tail(row, full));
+                }
+            }
+        }
+    }
+}
+
+/// Hands a tile's sums to the epilogue.
+struct Write<'a, E> {
+    epilogue: E,
+    first_token: usize,
+    first_row: usize,
+    rows: usize,
+    width: usize,
+    sums: &'a Sums,
+}
+
+impl<E: Epilogue> Task for Write<'_, E> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        for (at, values) in self.sums.iter().enumerate().take(self.width) {
+            // SAFETY: by the caller.
+            unsafe { self.epilogue.write(self.first_token + at, self.first_row, &values[..self.rows]) };
+        }
+    }
+}
+
+/// Walks token tiles, and under each all rows; `first_row` is what the epilogue calls row `rows.start`.
+unsafe fn tiles<C: Core, W: Weights<C>, E: Epilogue>(
+    weights: W,
+    rows: Range<usize>,
+    first_row: usize,
+    tokens: Tokens<C::Elem>,
+    epilogue: E,
+) {
+    let mut sums: Sums = [[0f32; CHUNK_ROWS]; MAX_TILE];
+    let tile_count = tokens.count.div_ceil(C::TOKENS);
+    let mut first_token = 0;
+    for tile in 0..tile_count {
+        let width = (tokens.count - first_token).div_ceil(tile_count - tile);
+        let mut x = [tokens.data.at(0).cast_const(); MAX_TILE];
+        for (at, slot) in x.iter_mut().enumerate().take(width) {
+            // SAFETY: the tile's tokens are below the count.
+            *slot = unsafe { tokens.row(first_token + at) };
+        }
+        // SAFETY: rows and tokens are valid by the caller.
+        unsafe {
+            products::<C, W>(weights, rows.clone(), width, &x, &mut sums);
+            let rows = rows.len();
+            C::enter(Write { epilogue, first_token, first_row, rows, width, sums: &sums });
+        }
+        first_token += width;
+    }
+}
+
+/// Writes a float32 row as a prepared row: ordered, converted, padded with zeros.
+#[inline(always)]
+pub fn prepare_row<C: Core>(from: &[f32], order: Order, to: &mut [C::Elem]) {
+    use crate::math::Activation;
+    let group = C::GROUP;
+    for (chunk, out) in from.chunks(group).zip(to.chunks_exact_mut(group)) {
+        if chunk.len() < group {
+            out.fill(C::Elem::default());
+        }
+        match order {
+            Order::Natural => {
+                for (value, out) in chunk.iter().zip(out) {
+                    *out = C::Elem::from_f32(*value);
+                }
+            }
+            Order::Split => {
+                let (even, odd) = out.split_at_mut(group / 2);
+                for ((pair, even), odd) in chunk.chunks(2).zip(even).zip(odd) {
+                    *even = C::Elem::from_f32(pair[0]);
+                    *odd = C::Elem::from_f32(pair.get(1).copied().unwrap_or(0.0));
+                }
+            }
+        }
+    }
+}
