@@ -142,8 +142,9 @@ def main():
         options.keep.mkdir(parents=True, exist_ok=True)
         for part in (0, 1):
             torch.save({k: v.to(torch.bfloat16) for k, v in model.state_dict().items() if part_of(k, options.layers) == part}, options.keep / f"part{part}.pt")
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(options.tokenizer / name, options.out / name)
+    if options.tokenizer.resolve() != options.out.resolve():
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            shutil.copy(options.tokenizer / name, options.out / name)
     generation = json.loads((options.out / "generation_config.json").read_text())
     export.write(model, options.out, tokenizer.token_to_id("<|return|>"), generation["pad_token_id"])
     print(f"exported after {time.time() - began:.0f} s", flush=True)
