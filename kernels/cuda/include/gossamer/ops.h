@@ -46,6 +46,59 @@ typedef struct {
 } GossamerUnpackArgs;
 int gossamer_unpack_mxfp4(const GossamerUnpackArgs* args, cudaStream_t stream);
 
+// ---- mixture of experts, 1..64 tokens ----------------------------------------------------------------------------------
+
+// RMSNorm + router product + bias. Logits stay float; the normed hidden state goes out once for the experts.
+typedef struct {
+  const void* hidden;         // bf16 [tokens, hidden_size]
+  const void* norm_weight;    // bf16 [hidden_size]; null: `hidden` is normed already (then `normed` may be null)
+  const void* router_weight;  // bf16 [experts, hidden_size]
+  const void* router_bias;    // bf16 [experts]
+  float* logits;              // [tokens, experts]
+  void* normed;               // bf16 [tokens, hidden_size]
+  float epsilon;
+  int tokens, hidden_size, experts;
+  const void* prefetch;       // optional: weights of a later operation to bring into L2 meanwhile
+  size_t prefetch_bytes;
+} GossamerRouterArgs;
+int gossamer_router(const GossamerRouterArgs* args, cudaStream_t stream);
+
+// Top-4 and softmax over the four, in order of falling logit (ties: lower expert first).
+typedef struct {
+  const float* logits;  // [tokens, experts]
+  int* ids;             // [tokens, 4]
+  float* weights;       // [tokens, 4]
+  int tokens, experts;
+} GossamerTopkArgs;
+int gossamer_topk(const GossamerTopkArgs* args, cudaStream_t stream);
+
+// Fused experts: top-4 from `logits` inside, gate_up + bias + clamped SwiGLU, down + bias, weighted sum + residual.
+// Three grids; each starts early, and down fills its pipeline while gate_up drains. Bitwise repeatable.
+// A rank that holds experts [expert_begin, expert_begin + experts_local) skips the others; a rank that holds a slice of the
+// intermediate size passes its width. In both cases `residual` may be null, and the outputs of ranks add up
+// (pass `down_bias` on one rank of a sliced intermediate size alone).
+typedef struct {
+  const void* normed;        // bf16 [tokens, hidden_size]
+  const float* logits;       // [tokens, experts]; null: `ids` and `weights` are given
+  const int* ids;            // [tokens, 4], -1 for an empty slot; read when `logits` is null
+  const float* weights;      // [tokens, 4]
+  const void* gate_up;       // mxfp4-sm90-v1 [experts_local][2 * intermediate, hidden_size], interleaved
+  const void* gate_up_bias;  // bf16 [experts_local, 2 * intermediate], checkpoint order
+  const void* down;          // mxfp4-sm90-v1 [experts_local][hidden_size, intermediate]
+  const void* down_bias;     // bf16 [experts_local, hidden_size]; may be null
+  const void* residual;      // bf16 [tokens, hidden_size]; may be null; may be `output`
+  void* output;              // bf16 [tokens, hidden_size]
+  void* workspace;           // gossamer_moe_workspace bytes
+  size_t workspace_bytes;
+  int tokens, hidden_size, intermediate, experts, expert_begin, experts_local;
+  float swiglu_limit, swiglu_alpha;  // 7 and 1.702
+  int tactic;                        // 0..GOSSAMER_MOE_TACTICS-1; -1: the launcher's own choice
+} GossamerMoeArgs;
+#define GOSSAMER_MOE_TACTICS 7
+#define GOSSAMER_MOE_MAX_TOKENS 64
+size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
+int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

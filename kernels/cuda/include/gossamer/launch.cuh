@@ -1,0 +1,35 @@
+// Host side of a launch: programmatic dependent launch and the mapping of CUDA errors to GossamerStatus.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "gossamer/ops.h"
+
+namespace gossamer {
+
+constexpr int kMaxSharedBytes = 227 * 1024;
+
+// Multiprocessors of the current device; read once by gossamer_prepare (no runtime query during capture).
+int multiprocessors();
+
+// `dependent`: the kernel may start before its predecessor in the stream has finished; it calls ptx::dependency_wait().
+template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, bool dependent, Args... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = dependent ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
+}
+
+template <typename Kernel>
+bool allow_shared(Kernel* kernel, int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
+}
+
+}  // namespace gossamer

@@ -1,0 +1,142 @@
+// Device side of routing: top-4 per token and the list of (expert, up to 8 tokens) groups, computed by every block for
+// itself: cheaper than one more grid between router and experts.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "gossamer/ops.h"
+
+namespace gossamer::moe {
+
+constexpr int kTopK = 4;
+constexpr int kMaxTokens = GOSSAMER_MOE_MAX_TOKENS;
+constexpr int kMaxExperts = 128;
+constexpr int kGroupTokens = 8;
+// sum of ceil(n_e / 8) over experts with n_e > 0, for 256 slots on 128 experts: at most (256 + 7 * 128) / 8.
+constexpr int kMaxGroups = 144;
+constexpr uint8_t kNoExpert = 255;
+
+struct Group {
+  uint16_t expert, count;
+  uint8_t slots[kGroupTokens];  // token * 4 + rank among the token's four
+};
+
+struct RouteTable {
+  uint32_t ids[kMaxTokens];  // four expert numbers a token, local to this rank; kNoExpert: elsewhere
+  float weights[kMaxTokens * kTopK];
+  int groups;
+  int warp_totals[4];
+  Group group[kMaxGroups];
+};
+
+__device__ __forceinline__ uint32_t ordered(float v) {
+  const uint32_t b = __float_as_uint(v);
+  const uint32_t key = (b & 0x80000000u) ? ~b : b | 0x80000000u;
+  return key == 0 ? 1u : key;  // 0 marks a taken expert, so that NaN logits still give valid ids
+}
+
+// Top-4 of one token by one warp; every lane gets the result.
+__device__ __forceinline__ void top4(const float* logits, int experts, int (&id)[kTopK], float (&weight)[kTopK]) {
+  const int lane = threadIdx.x & 31;
+  float v[4];
+  uint32_t key[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int e = lane + 32 * i;
+    v[i] = e < experts ? __ldcg(logits + e) : 0.f;
+    key[i] = e < experts ? ordered(v[i]) : 0u;
+  }
+#pragma unroll
+  for (int k = 0; k < kTopK; ++k) {
+    const uint32_t best = __reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3])));
+    uint32_t mine = ~0u;
+#pragma unroll
+    for (int i = 3; i >= 0; --i)
+      if (key[i] == best) mine = lane + 32 * i;
+    const uint32_t winner = __reduce_min_sync(~0u, mine);
+    id[k] = static_cast<int>(winner);
+    float value = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (static_cast<uint32_t>(lane + 32 * i) == winner) {
+        value = v[i];
+        key[i] = 0;
+      }
+    weight[k] = __shfl_sync(~0u, value, winner & 31);
+  }
+  float sum = 0.f;
+  const float top = weight[0];
+#pragma unroll
+  for (int k = 0; k < kTopK; ++k) sum += weight[k] = __expf(weight[k] - top);
+#pragma unroll
+  for (int k = 0; k < kTopK; ++k) weight[k] /= sum;
+}
+
+// Fills `table`; all threads of the block (at least 128) take part; ends with a block barrier.
+__device__ __forceinline__ void route_block(RouteTable& table, const GossamerMoeArgs& p) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, warps = blockDim.x / 32;
+  for (int t = warp; t < p.tokens; t += warps) {
+    int id[kTopK];
+    float weight[kTopK];
+    if (p.logits) {
+      top4(p.logits + static_cast<size_t>(t) * p.experts, p.experts, id, weight);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kTopK; ++k) {
+        id[k] = __ldcg(p.ids + t * kTopK + k);
+        weight[k] = __ldcg(p.weights + t * kTopK + k);
+      }
+    }
+    if (lane == 0) {
+      uint32_t packed = 0;
+#pragma unroll
+      for (int k = 0; k < kTopK; ++k) {
+        const int local = id[k] - p.expert_begin;
+        packed |= static_cast<uint32_t>(id[k] >= 0 && local >= 0 && local < p.experts_local ? local : kNoExpert) << (8 * k);
+        table.weights[t * kTopK + k] = weight[k];
+      }
+      table.ids[t] = packed;
+    }
+  }
+  __syncthreads();
+  int count = 0, groups = 0, before = 0;
+  const int e = threadIdx.x;
+  if (e < kMaxExperts) {
+    if (e < p.experts_local)
+      for (int t = 0; t < p.tokens; ++t) count += __popc(__vcmpeq4(table.ids[t], 0x01010101u * e)) >> 3;
+    groups = (count + kGroupTokens - 1) / kGroupTokens;
+    before = groups;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, before, d);
+      if (lane >= d) before += other;
+    }
+    if (lane == 31) table.warp_totals[warp] = before;
+    before -= groups;
+  }
+  __syncthreads();
+  if (e < kMaxExperts) {
+    for (int w = 0; w < warp; ++w) before += table.warp_totals[w];
+    if (e == kMaxExperts - 1) table.groups = before + groups;
+    if (count) {
+      int n = 0;
+      for (int t = 0; t < p.tokens; ++t) {
+        const uint32_t same = __vcmpeq4(table.ids[t], 0x01010101u * e);
+        if (!same) continue;
+#pragma unroll
+        for (int k = 0; k < kTopK; ++k)
+          if ((same >> (8 * k)) & 1u) {
+            Group& g = table.group[before + n / kGroupTokens];
+            g.slots[n % kGroupTokens] = static_cast<uint8_t>(t * kTopK + k);
+            g.expert = static_cast<uint16_t>(e);
+            g.count = static_cast<uint16_t>(min(kGroupTokens, count - n / kGroupTokens * kGroupTokens));
+            ++n;
+          }
+      }
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace gossamer::moe

@@ -1,0 +1,151 @@
+// archs: 80 90a 100a
+// Router of the mixture of experts for few tokens: RMSNorm, product with the router matrix, bias; and top-4 on its own.
+// A block takes a few experts and a few tokens; the norm's factor is applied to the finished dot products, so one pass and
+// one reduction do. Router weights are loaded before the wait for the previous grid.
+// Refuses: more than 128 experts, hidden sizes above 3072 or off the multiples of 8.
+#include <cuda_bf16.h>
+
+#include "gossamer/launch.cuh"
+#include "gossamer/ptx/sm90.cuh"
+#include "route.cuh"
+
+namespace gossamer::moe {
+namespace {
+
+constexpr int kThreads = 384;
+constexpr int kWarps = kThreads / 32;
+
+__device__ __forceinline__ void unpack8(uint4 v, float (&f)[8]) {
+  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    f[2 * i] = __uint_as_float(w[i] << 16);
+    f[2 * i + 1] = __uint_as_float(w[i] & 0xFFFF0000u);
+  }
+}
+
+template <int kExperts, int kTokens>
+__global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant__ GossamerRouterArgs p) {
+  __shared__ float sums[kWarps][kTokens * (kExperts + 1)];
+  __shared__ float totals[kTokens * (kExperts + 1)];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, at = threadIdx.x * 8;
+  const int expert0 = blockIdx.x * kExperts, token0 = blockIdx.y * kTokens;
+  const bool live = at < p.hidden_size;
+
+  float w[kExperts][8], gain[8];
+  uint4 raw[kExperts];
+#pragma unroll
+  for (int e = 0; e < kExperts; ++e)
+    raw[e] = live && expert0 + e < p.experts
+                 ? ptx::load_streaming(static_cast<const __nv_bfloat16*>(p.router_weight) + static_cast<size_t>(expert0 + e) * p.hidden_size + at)
+                 : make_uint4(0, 0, 0, 0);
+  const uint4 raw_gain = live && p.norm_weight ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + at) : make_uint4(0, 0, 0, 0);
+  float bias = 0.f;
+  if (threadIdx.x < kExperts && expert0 + threadIdx.x < p.experts) bias = __bfloat162float(static_cast<const __nv_bfloat16*>(p.router_bias)[expert0 + threadIdx.x]);
+#if __CUDA_ARCH__ >= 900
+  if (p.prefetch && threadIdx.x == 0) {
+    const size_t blocks = gridDim.x * gridDim.y, me = blockIdx.y * gridDim.x + blockIdx.x;
+    const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128;
+    size_t from = me * share;
+    const size_t to = min(from + share, p.prefetch_bytes / 16 * 16);
+    for (; from < to; from += 16384) ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
+  }
+#endif
+#pragma unroll
+  for (int e = 0; e < kExperts; ++e) unpack8(raw[e], w[e]);
+  unpack8(raw_gain, gain);
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+
+  uint4 x[kTokens];
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j)
+    x[j] = live && token0 + j < p.tokens
+               ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.hidden) + static_cast<size_t>(token0 + j) * p.hidden_size + at))
+               : make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j) {
+    float f[8], part[kExperts + 1];
+    unpack8(x[j], f);
+#pragma unroll
+    for (int e = 0; e <= kExperts; ++e) part[e] = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      part[kExperts] = fmaf(f[i], f[i], part[kExperts]);
+      const float normed = p.norm_weight ? f[i] * gain[i] : f[i];
+#pragma unroll
+      for (int e = 0; e < kExperts; ++e) part[e] = fmaf(normed, w[e][i], part[e]);
+    }
+#pragma unroll
+    for (int e = 0; e <= kExperts; ++e) {
+#pragma unroll
+      for (int d = 16; d; d /= 2) part[e] += __shfl_xor_sync(~0u, part[e], d);
+      if (lane == 0) sums[warp][j * (kExperts + 1) + e] = part[e];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kTokens * (kExperts + 1)) {
+    float s = 0.f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) s += sums[i][threadIdx.x];
+    totals[threadIdx.x] = s;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j) {
+    if (token0 + j >= p.tokens) break;
+    const float factor = p.norm_weight ? rsqrtf(totals[j * (kExperts + 1) + kExperts] / p.hidden_size + p.epsilon) : 1.f;
+    if (threadIdx.x < kExperts && expert0 + threadIdx.x < p.experts)
+      p.logits[static_cast<size_t>(token0 + j) * p.experts + expert0 + threadIdx.x] = totals[j * (kExperts + 1) + threadIdx.x] * factor + bias;
+    if (blockIdx.x == j % gridDim.x && live && p.norm_weight && p.normed) {
+      float f[8];
+      unpack8(x[j], f);
+      uint4 out;
+      __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&out);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(gain[2 * i] * (f[2 * i] * factor), gain[2 * i + 1] * (f[2 * i + 1] * factor));
+      *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.normed) + static_cast<size_t>(token0 + j) * p.hidden_size + at) = out;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(128) topk_kernel(const __grid_constant__ GossamerTopkArgs p) {
+  const int token = blockIdx.x * 4 + threadIdx.x / 32;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  if (token >= p.tokens) return;
+  int id[kTopK];
+  float weight[kTopK];
+  top4(p.logits + static_cast<size_t>(token) * p.experts, p.experts, id, weight);
+  if ((threadIdx.x & 31) == 0)
+#pragma unroll
+    for (int k = 0; k < kTopK; ++k) {
+      p.ids[token * kTopK + k] = id[k];
+      p.weights[token * kTopK + k] = weight[k];
+    }
+}
+
+template <int kExperts, int kTokens>
+int run(const GossamerRouterArgs& p, cudaStream_t stream) {
+  const dim3 grid((p.experts + kExperts - 1) / kExperts, (p.tokens + kTokens - 1) / kTokens);
+  return launch(router_kernel<kExperts, kTokens>, grid, dim3(kThreads), 0, stream, true, p);
+}
+
+}  // namespace
+}  // namespace gossamer::moe
+
+extern "C" int gossamer_router(const GossamerRouterArgs* p, cudaStream_t stream) {
+  using namespace gossamer::moe;
+  if (p->tokens < 1 || p->experts < 4 || p->experts > kMaxExperts || p->hidden_size < 8 || p->hidden_size % 8 || p->hidden_size > kThreads * 8)
+    return GOSSAMER_BAD_SHAPE;
+  if (p->tokens == 1) return run<1, 1>(*p, stream);
+  if (p->tokens == 2) return run<2, 2>(*p, stream);
+  return run<4, 4>(*p, stream);
+}
+
+extern "C" int gossamer_topk(const GossamerTopkArgs* p, cudaStream_t stream) {
+  using namespace gossamer;
+  using namespace gossamer::moe;
+  if (p->tokens < 1 || p->experts < 4 || p->experts > kMaxExperts) return GOSSAMER_BAD_SHAPE;
+  return launch(topk_kernel, dim3((p->tokens + 3) / 4), dim3(128), 0, stream, true, *p);
+}
