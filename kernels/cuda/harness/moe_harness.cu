@@ -148,6 +148,7 @@ void check(Shape s, int tokens, int skew, std::mt19937& rng) {
   Device<uint8_t> ws(ws_bytes);
   for (int tactic = -1; tactic < GOSSAMER_MOE_TACTICS; ++tactic) {
     ws.poison();
+    CHECK(cudaMemset(ws.p, 0, 1024));
     GossamerMoeArgs a = {};
     a.normed = normed.p, a.logits = logits.p, a.gate_up = gu.p, a.gate_up_bias = gu_bias.p, a.down = dn.p, a.down_bias = d_bias.p, a.residual = nullptr, a.output = out.p,
     a.workspace = ws.p, a.workspace_bytes = ws_bytes, a.tokens = tokens, a.hidden_size = h, a.intermediate = im, a.experts = e, a.expert_begin = 0, a.experts_local = e,

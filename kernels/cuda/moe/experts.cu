@@ -1,14 +1,20 @@
 // archs: 90a 100a
-// Fused MXFP4 experts for 1..64 tokens: gate_up and down stream the weights of the touched experts at memory speed, a third
-// small grid adds up the four results of each token and the residual.
+// Fused MXFP4 experts for 1..64 tokens: one persistent grid streams the weights of the touched experts, gate_up then down,
+// at memory speed; a second, small grid adds up the four results of each token and the residual.
 //
-// Work: every (group, strip) pair, where a group is one expert with at most 8 of its tokens and a strip is 16 rows of its
-// matrix; the pairs are dealt to the blocks in equal runs. In a block, 12 warps form 12 / kSplit rows; the kSplit warps of a
-// row share a strip along K. Each warp has its own ring of bulk copies, so no barrier stands between memory and arithmetic.
+// Work: every (group, strip) pair of a matrix, where a group is one expert with at most 8 of its tokens and a strip is 16
+// rows; the pairs are dealt to the blocks in equal runs. In a block (one a multiprocessor):
+//   12 consumer warps   in 12 / split rows; the `split` warps of a row share a strip along K; each has its own ring
+//   1 producer warp     lane w keeps the ring of consumer w full with bulk copies, across strips, groups and both matrices
+//   3 filler warps      bring the tokens of the next groups into shared memory (two buffers, B-fragment order), publish
+//                       finished gate_up groups and wait for those that down needs
 // Arithmetic: mma.m16n8k16, weights as A (codes to bf16 by masks, unscaled), tokens as B (times 2^100), block scales applied
 // to the accumulators (layout note (b) in LAYOUTS.md).
-// Order of sums is fixed by the shapes and the routing, never by timing: results are bitwise repeatable.
-// Refuses: more than 64 tokens, hidden or intermediate above 2880 or off the multiples of 32 (rows: 16).
+//
+// Invariant: the grid is at most one block per multiprocessor and dependents start only when all blocks run, so that a
+// block may wait for activations of another.
+// Invariant: the order of every sum is fixed by shapes and routing, never by timing: results are bitwise repeatable.
+// Refuses: more than 64 tokens, hidden or intermediate above 2880 or off the multiples of 32.
 #include <cuda_bf16.h>
 
 #include "gossamer/launch.cuh"
@@ -19,44 +25,89 @@
 namespace gossamer::moe {
 namespace {
 
-constexpr int kWarps = 12;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kConsumers = 12;
+constexpr int kFillers = 3;
+constexpr int kThreads = 32 * (kConsumers + 1 + kFillers);
+constexpr int kFillerThreads = 32 * kFillers;
 constexpr int kMaxTiles = 45;
+constexpr int kChunk = 5;  // tiles of one bulk copy: 45 = 9 * 5
+constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
+constexpr int kFillerBarrier = 15;  // named barriers: 0 the block, 1..12 rows, 15 fillers
+constexpr int kMinSharedBytes = 116 * 1024;  // more than half of a multiprocessor's: never two blocks on one
 constexpr float kUnscale = 0x1p26f;  // 2^126 of the codes over 2^100 of the tokens
 
 struct Workspace {  // offsets in bytes
-  size_t valid, activations, partials, total;
+  size_t ready, valid, activations, partials, total;
 };
 __host__ __device__ inline Workspace workspace_of(int tokens, int hidden, int intermediate) {
   Workspace w;
-  w.valid = 0;
+  w.ready = 0;  // per group: gate_up strips done; zero between launches
+  w.valid = 1024;
   w.activations = w.valid + kMaxTokens * kTopK;
   w.partials = w.activations + (static_cast<size_t>(tokens) * kTopK * intermediate * 2 + 255) / 256 * 256;
   w.total = w.partials + static_cast<size_t>(tokens) * kTopK * hidden * 4;
   return w;
 }
+static_assert(kMaxGroups * sizeof(int) <= 1024);
 
-// Shared memory: ring [12][stages][tiles of a chunk], token columns, partial sums, routing table, barriers.
-template <int kSplit, int kChunk, int kStages>
-struct Shared {
-  static constexpr int kRows = kWarps / kSplit;
-  static constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
-  static constexpr int kRing = kWarps * kStages * kStageBytes;
-  static constexpr int kPartials = 2 * kRows * (kSplit - 1) * 512;
-  static constexpr int kBarriers = kWarps * kStages * 8;
-  static constexpr int kTable = (sizeof(RouteTable) + 15) / 16 * 16;
-  static int bytes(int capacity, int tiles) { return kRing + kPartials + kTable + kBarriers + capacity * tiles * 128; }
+// Bytes of one token column: 128 a tile, and 64 more so that neighbouring tokens fall on different banks.
+__host__ __device__ constexpr int column_bytes(int tiles) { return tiles * 128 + 64; }
+
+// Everything in shared memory but the ring and the token columns.
+struct Control {
+  RouteTable table;
+  float4 partials[2][kConsumers][32];
+  uint64_t full[kConsumers][4], empty[kConsumers][4];  // rings
+  uint64_t columns_full[2], columns_empty[2];
+  int phase_end[2];
+  uint8_t column_of_group[2][kMaxGroups + 16];  // by matrix: first token column of a group inside its buffer
 };
+constexpr int kControlBytes = (sizeof(Control) + 127) / 128 * 128;
+
+template <int kStages>
+int shared_bytes(int capacity, int tiles) {
+  static_assert(kStages <= 4);
+  return kConsumers * kStages * kStageBytes + kControlBytes + 2 * capacity * column_bytes(tiles);
+}
+
+// The part of one matrix that this block does.
+struct Share {
+  int strips, tiles, chunks, begin, end, split, rows;
+};
+__device__ __forceinline__ Share share_of(int groups, int rows_out, int k) {
+  Share s;
+  s.strips = rows_out / 16;
+  s.tiles = mxfp4::tiles_of(k);
+  s.chunks = (s.tiles + kChunk - 1) / kChunk;
+  const long long total = static_cast<long long>(groups) * s.strips;
+  s.begin = static_cast<int>(total * blockIdx.x / gridDim.x);
+  s.end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+  // Every block has the same split: the fewest chunk times for the largest share, a strip costing 0.7 chunks besides.
+  const int most = static_cast<int>((total + gridDim.x - 1) / gridDim.x);
+  int best = 1 << 30;
+#pragma unroll
+  for (int split = 1; split <= 6; split = split == 4 ? 6 : split + 1) {
+    const int rows = kConsumers / split;
+    const int cost = ((most + rows - 1) / rows) * (10 * ((s.chunks + split - 1) / split) + 7);
+    if (cost < best) {
+      best = cost;
+      s.split = split;
+      s.rows = rows;
+    }
+  }
+  return s;
+}
+__device__ __forceinline__ int first_chunk(const Share& s, int part) { return s.chunks * part / s.split; }
 
 // What one tile needs in registers: codes, scales, token columns. Loaded one tile ahead of its use.
 struct Operands {
   uint4 codes, b0, b1;
   uint32_t scales;
-  __device__ __forceinline__ void load(const uint8_t* tile, const uint4* column, int half, int lane) {
+  __device__ __forceinline__ void load(const uint8_t* tile, const uint8_t* column, int lane) {
     codes = reinterpret_cast<const uint4*>(tile)[lane];
     scales = *reinterpret_cast<const uint32_t*>(tile + mxfp4::kCodeBytes + 4 * (lane >> 2));
-    b0 = column[0];
-    b1 = column[half];
+    b0 = *reinterpret_cast<const uint4*>(column);
+    b1 = *reinterpret_cast<const uint4*>(column + 64);
   }
 };
 __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
@@ -82,194 +133,232 @@ __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
   acc[3] = fmaf(d[3], s3, acc[3]);
 }
 
-template <bool kDown, int kSplit, int kChunk, int kStages>
-__global__ void __launch_bounds__(kThreads, 2) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
-  using S = Shared<kSplit, kChunk, kStages>;
-  static_assert(kWarps % kSplit == 0 && S::kStageBytes % 16 == 0);
-  extern __shared__ __align__(128) uint8_t shared[];
-  uint8_t* ring = shared;
-  float4* partials = reinterpret_cast<float4*>(shared + S::kRing);
-  RouteTable& table = *reinterpret_cast<RouteTable*>(shared + S::kRing + S::kPartials);
-  uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + S::kRing + S::kPartials + S::kTable);
-  uint4* columns = reinterpret_cast<uint4*>(shared + S::kRing + S::kPartials + S::kTable + S::kBarriers);
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int row = warp / kSplit, part = warp % kSplit;
-  const int k = kDown ? p.intermediate : p.hidden_size;
-  const int rows_out = kDown ? p.hidden_size : 2 * p.intermediate;
-  const int strips = rows_out / 16, tiles = mxfp4::tiles_of(k);
-  const Workspace ws = workspace_of(p.tokens, p.hidden_size, p.intermediate);
-  uint8_t* const workspace = static_cast<uint8_t*>(p.workspace);
-  __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
-  float* const sums = reinterpret_cast<float*>(workspace + ws.partials);
-
-  uint64_t* const full = barriers + warp * kStages;
-  if (lane < kStages) ptx::barrier_init(full + lane, 1);
-  ptx::barrier_init_fence();
-  __syncwarp();
+// Lane w keeps the ring of consumer w full.
+template <int kStages>
+__device__ __forceinline__ void produce(const GossamerMoeArgs& p, Control& c, uint8_t* ring, const Share (&share)[2]) {
+  const int lane = threadIdx.x & 31;
   const uint64_t policy = ptx::evict_first_policy();
-
-  // Invariant: gate_up says launch_dependents only after its own wait, so that the routing inputs, written before gate_up
-  // began, are visible to down before down's wait.
-  if (!kDown) ptx::dependency_wait();
-  ptx::launch_dependents();
-  route_block(table, p);
-
-  const int total = table.groups * strips;
-  const int begin = static_cast<int>(static_cast<long long>(total) * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(static_cast<long long>(total) * (blockIdx.x + 1) / gridDim.x);
-  const int tile_begin = tiles * part / kSplit, tile_end = tiles * (part + 1) / kSplit;
-  const int chunks_per_strip = (tile_end - tile_begin + kChunk - 1) / kChunk;
-
-  // The copy cursor runs kStages chunks ahead of the arithmetic.
-  const uint8_t* const matrix = static_cast<const uint8_t*>(kDown ? p.down : p.gate_up);
-  int copy_pair = begin + row, copy_chunk = 0, copy_stage = 0;
-  int copy_group = copy_pair / strips, copy_strip = copy_pair - copy_group * strips;
-  auto copy_next = [&]() {
-    if (copy_pair >= end || chunks_per_strip == 0) return;
-    if (lane == 0) {
-      const int first = tile_begin + copy_chunk * kChunk;
-      const uint32_t bytes = min(kChunk, tile_end - first) * mxfp4::kTileBytes;
-      const size_t tile = (static_cast<size_t>(table.group[copy_group].expert) * strips + copy_strip) * tiles + first;
-      ptx::barrier_expect(full + copy_stage, bytes);
-      ptx::bulk_load(ring + (warp * kStages + copy_stage) * S::kStageBytes, matrix + tile * mxfp4::kTileBytes, bytes, full + copy_stage, policy);
-    }
-    copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
-    if (++copy_chunk == chunks_per_strip) {
-      copy_chunk = 0;
-      copy_pair += S::kRows;
-      copy_strip += S::kRows;
-      while (copy_strip >= strips) {
-        copy_strip -= strips;
-        ++copy_group;
+  const RouteTable& table = c.table;
+  int matrix = 0, pair = 0, strip = 0, group = 0, chunk = 0, chunk_begin = 0, chunk_end = 0, stage = 0;
+  uint32_t parity = 1;  // a fresh barrier passes a wait for parity 1
+  bool done = lane >= kConsumers;
+  auto open = [&]() {  // the first chunk of this lane's consumer in `matrix`, if any
+    for (; matrix < 2; ++matrix) {
+      const Share& s = share[matrix];
+      const int row = lane / s.split, part = lane - row * s.split;
+      chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
+      pair = s.begin + row;
+      if (row < s.rows && pair < s.end && chunk_begin < chunk_end) {
+        group = pair / s.strips, strip = pair - group * s.strips, chunk = chunk_begin;
+        return;
       }
     }
+    done = true;
   };
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) copy_next();
-
-  if (kDown) ptx::dependency_wait();
-
-  if (kDown && blockIdx.x == 0 && threadIdx.x < p.tokens)
-    reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = table.ids[threadIdx.x];
-  int pair = begin + row, stage = 0, turn = 0;
-  uint32_t parity = 0;
-  const __nv_bfloat162 up100 = __float2bfloat162_rn(0x1p100f);
-  int phase_begin = begin;
-  while (phase_begin < end) {
-    // A phase: as many whole groups as fit the token columns (in shared memory, in B-fragment order).
-    const int group0 = phase_begin / strips;
-    int group1 = group0, held = 0;
-    while (group1 * strips < end && (group1 == group0 || held + table.group[group1].count <= capacity)) held += table.group[group1++].count;
-    const int phase_end = min(end, group1 * strips);
-    if (phase_begin != begin) __syncthreads();  // the previous phase has read its columns
-    {
-      const int vectors = tiles * 8;
-      uint4* base = columns;
-      for (int gi = group0; gi < group1; ++gi) {
-        const int n = table.group[gi].count;
-        for (int j = 0; j < n; ++j) {
-          const int slot = table.group[gi].slots[j];
-          const __nv_bfloat16* source = kDown ? activations + static_cast<size_t>(slot) * k
-                                              : static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(slot / kTopK) * k;
-          for (int v = threadIdx.x; v < vectors; v += kThreads) {
-            uint4 x = v * 8 < k ? __ldcg(reinterpret_cast<const uint4*>(source) + v) : make_uint4(0, 0, 0, 0);
-            __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&x);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) pairs[i] = __hmul2(pairs[i], up100);
-            // vector v = (tile, k16 step, upper or lower 8 columns); its word i belongs to lane column t = i
-            const int step = (v >> 1) & 3;
-            uint32_t* to = reinterpret_cast<uint32_t*>(base + (((v >> 3) * 2 + (step >> 1)) * n + j) * 4) + (step & 1) * 2 + (v & 1);
-            to[0] = x.x;
-            to[4] = x.y;
-            to[8] = x.z;
-            to[12] = x.w;
-          }
+  if (!done) open();
+  while (!__all_sync(~0u, done)) {
+    const bool go = !done && ptx::barrier_poll(&c.empty[lane][stage], parity);
+    if (go) {
+      const Share& s = share[matrix];
+      const int first = chunk * kChunk;
+      const uint32_t bytes = min(kChunk, s.tiles - first) * mxfp4::kTileBytes;
+      const size_t tile = (static_cast<size_t>(table.group[group].expert) * s.strips + strip) * s.tiles + first;
+      uint64_t* bar = &c.full[lane][stage];
+      ptx::barrier_expect(bar, bytes);
+      ptx::bulk_load(ring + (lane * kStages + stage) * kStageBytes, static_cast<const uint8_t*>(matrix ? p.down : p.gate_up) + tile * mxfp4::kTileBytes, bytes, bar, policy);
+      if (++stage == kStages) stage = 0, parity ^= 1;
+      if (++chunk == chunk_end) {
+        chunk = chunk_begin;
+        pair += s.rows;
+        strip += s.rows;
+        while (strip >= s.strips) strip -= s.strips, ++group;
+        if (pair >= s.end) {
+          ++matrix;
+          open();
         }
-        base += n * tiles * 8;
       }
     }
-    __syncthreads();
+    if (!__any_sync(~0u, go)) __nanosleep(64);
+  }
+}
 
-    const uint4* base = columns;
-    int base_group = group0;
-    for (; pair < phase_end; pair += S::kRows) {
-      const int group = pair / strips, strip = pair - group * strips;
-      while (base_group < group) base += table.group[base_group++].count * tiles * 8;
-      const int n = table.group[group].count, expert = table.group[group].expert;
-      const int token_lane = min(g, n - 1) * 4 + t;  // an unused column of B repeats the last token; its sums are dropped
-      float bias0 = 0.f, bias1 = 0.f;
-      if (part == 0) {
-        if (!kDown) {
-          const __nv_bfloat162 b = *reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + static_cast<size_t>(expert) * rows_out + strip * 16 + 2 * g);
-          bias0 = __low2float(b);
-          bias1 = __high2float(b);
-        } else if (p.down_bias) {
-          const __nv_bfloat16* b = static_cast<const __nv_bfloat16*>(p.down_bias) + static_cast<size_t>(expert) * rows_out + strip * 16 + g;
-          bias0 = __bfloat162float(b[0]);
-          bias1 = __bfloat162float(b[8]);
+// Token columns, phase by phase: a phase is as many whole groups as fit one buffer.
+__device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, const Share (&share)[2], int* ready, const __nv_bfloat16* activations) {
+  const int thread = threadIdx.x - 32 * (kConsumers + 1);
+  const RouteTable& table = c.table;
+  const __nv_bfloat162 up100 = __float2bfloat162_rn(0x1p100f);
+  const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
+  int phase = 0, published = 0, publish_group = share[0].begin / share[0].strips, gate_up_phases = 0;
+  // Says, for the oldest unpublished gate_up phase (whose consumers have all left it), how many strips of each group are done.
+  auto publish = [&]() {
+    const Share& s = share[0];
+    int held = 0;
+    const int first = publish_group;
+    while (publish_group * s.strips < s.end && (publish_group == first || held + table.group[publish_group].count <= capacity)) {
+      held += table.group[publish_group].count;
+      if (thread == 0) ptx::release_add(ready + publish_group, min(s.end, (publish_group + 1) * s.strips) - max(s.begin, publish_group * s.strips));
+      ++publish_group;
+    }
+    ++published;
+  };
+  for (int matrix = 0; matrix < 2; ++matrix) {
+    const Share& s = share[matrix];
+    const int k = matrix ? p.intermediate : p.hidden_size, vectors = s.tiles * 8;
+    if (matrix) {
+      gate_up_phases = phase;
+      while (published < gate_up_phases) {
+        ptx::barrier_wait(&c.columns_empty[published & 1], (published >> 1) & 1);
+        publish();
+      }
+    }
+    int group0 = s.begin / s.strips;
+    while (group0 * s.strips < s.end) {
+      int group1 = group0, held = 0;
+      while (group1 * s.strips < s.end && (group1 == group0 || held + table.group[group1].count <= capacity)) held += table.group[group1++].count;
+      if (phase >= 2) {
+        ptx::barrier_wait(&c.columns_empty[phase & 1], ((phase - 2) >> 1) & 1);
+        if (!matrix) publish();
+      }
+      if (matrix) {
+        for (int g = group0 + thread; g < group1; g += kFillerThreads)
+          while (ptx::acquire_load(ready + g) < share[0].strips) __nanosleep(20);
+        ptx::named_sync(kFillerBarrier, kFillerThreads);
+      }
+      uint8_t* buffer = columns + (phase & 1) * buffer_bytes;
+      int at = 0;
+      for (int g = group0; g < group1; ++g) {
+        const int n = table.group[g].count;
+        if (thread == 0) c.column_of_group[matrix][g] = static_cast<uint8_t>(at);
+        for (int j = 0; j < n; ++j, ++at) {
+          const int slot = table.group[g].slots[j];
+          const uint4* source = reinterpret_cast<const uint4*>(matrix ? activations + static_cast<size_t>(slot) * k
+                                                                      : static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(slot / kTopK) * k);
+          uint8_t* column = buffer + at * column_bytes(s.tiles);
+          constexpr int kMost = (kMaxTiles * 8 + kFillerThreads - 1) / kFillerThreads;
+          uint4 x[kMost];
+#pragma unroll
+          for (int i = 0; i < kMost; ++i) {
+            const int v = thread + i * kFillerThreads;
+            x[i] = v * 8 < k ? __ldcg(source + v) : make_uint4(0, 0, 0, 0);
+          }
+#pragma unroll
+          for (int i = 0; i < kMost; ++i) {
+            const int v = thread + i * kFillerThreads;
+            if (v >= vectors) break;
+            __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&x[i]);
+#pragma unroll
+            for (int q = 0; q < 4; ++q) pairs[q] = __hmul2(pairs[q], up100);
+            // vector v = (tile, k16 step, upper or lower 8 columns); its word q belongs to fragment column t = q
+            const int step = (v >> 1) & 3;
+            uint32_t* to = reinterpret_cast<uint32_t*>(column + (v >> 3) * 128 + (step >> 1) * 64) + (step & 1) * 2 + (v & 1);
+            to[0] = x[i].x;
+            to[4] = x[i].y;
+            to[8] = x[i].z;
+            to[12] = x[i].w;
+          }
         }
       }
-      float acc[4] = {0.f, 0.f, 0.f, 0.f};
-      for (int chunk = 0; chunk < chunks_per_strip; ++chunk) {
-        const int first = tile_begin + chunk * kChunk, count = min(kChunk, tile_end - first);
-        const uint8_t* tile = ring + (warp * kStages + stage) * S::kStageBytes;
-        const uint4* column = base + first * 8 * n + token_lane;  // (tile, half, token, t)
-        ptx::barrier_wait(full + stage, parity);
-        Operands o[2];
-        o[0].load(tile, column, 4 * n, lane);
-        if (count == kChunk) {
+      if (thread == 0) c.phase_end[phase & 1] = min(s.end, group1 * s.strips);
+      ptx::barrier_arrive(&c.columns_full[phase & 1]);
+      ++phase;
+      group0 = group1;
+    }
+  }
+}
+
+template <bool kDown, int kStages>
+__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, const uint8_t* ring, const uint8_t* columns, int buffer_bytes, const Share& s, int& stage, uint32_t& parity,
+                                        int& phase, __nv_bfloat16* activations, float* sums) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int row = warp / s.split, part = warp - row * s.split;
+  const int chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
+  const int rows_out = s.strips * 16;
+  const RouteTable& table = c.table;
+  int pair = row < s.rows ? s.begin + row : s.end;
+  int group = pair / s.strips, strip = pair - group * s.strips;
+  int open_end = s.begin, turn = 0;
+  bool opened = false;
+  auto leave = [&]() {
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(&c.columns_empty[phase & 1]);
+    ++phase;
+  };
+  while (true) {
+    while (pair >= open_end && open_end < s.end) {
+      if (opened) leave();
+      ptx::barrier_wait(&c.columns_full[phase & 1], (phase >> 1) & 1);
+      open_end = c.phase_end[phase & 1];
+      opened = true;
+    }
+    if (pair >= s.end) break;
+    const Group& members = table.group[group];
+    const int n = members.count;
+    const uint8_t* column = columns + (phase & 1) * buffer_bytes + (c.column_of_group[kDown][group] + min(g, n - 1)) * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
+    float bias0 = 0.f, bias1 = 0.f;
+    if (part == 0) {
+      const size_t at = static_cast<size_t>(members.expert) * rows_out + strip * 16;
+      if (!kDown) {
+        const __nv_bfloat162 b = *reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + at + 2 * g);
+        bias0 = __low2float(b);
+        bias1 = __high2float(b);
+      } else if (p.down_bias) {
+        const __nv_bfloat16* b = static_cast<const __nv_bfloat16*>(p.down_bias) + at + g;
+        bias0 = __bfloat162float(b[0]);
+        bias1 = __bfloat162float(b[8]);
+      }
+    }
+    float acc[4] = {0.f, 0.f, 0.f, 0.f};
+    for (int chunk = chunk_begin; chunk < chunk_end; ++chunk, column += kChunk * 128) {
+      const uint8_t* tile = ring + (warp * kStages + stage) * kStageBytes;
+      const int count = s.tiles - chunk * kChunk;
+      ptx::barrier_wait(&c.full[warp][stage], parity);
+      Operands o[2];
+      if (count >= kChunk) {
+        o[0].load(tile, column, lane);
 #pragma unroll
-          for (int i = 0; i < kChunk; ++i) {
-            if (i + 1 < kChunk) o[(i + 1) & 1].load(tile + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 8 * n, 4 * n, lane);
-            multiply(o[i & 1], acc);
-          }
-        } else {
+        for (int i = 0; i < kChunk; ++i) {
+          if (i + 1 < kChunk) o[(i + 1) & 1].load(tile + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128, lane);
+          multiply(o[i & 1], acc);
+        }
+      } else {
 #pragma unroll 1
-          for (int i = 0; i < count; ++i) {
-            o[0].load(tile + i * mxfp4::kTileBytes, column + i * 8 * n, 4 * n, lane);
-            multiply(o[0], acc);
-          }
-        }
-        __syncwarp();
-        copy_next();
-        if (++stage == kStages) {
-          stage = 0;
-          parity ^= 1;
+        for (int i = 0; i < count; ++i) {
+          o[0].load(tile + i * mxfp4::kTileBytes, column + i * 128, lane);
+          multiply(o[0], acc);
         }
       }
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(&c.empty[warp][stage]);
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
 
-      // Sum over the row's warps, in the order of the parts. Two buffers: a warp is at most one strip ahead of the reader.
-      if (kSplit > 1) {
-        float4* buffer = partials + (turn * S::kRows + row) * (kSplit - 1) * 32;
-        turn ^= 1;
-        if (part) buffer[(part - 1) * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-        ptx::named_sync(1 + row, kSplit * 32);
-        if (part) continue;
-#pragma unroll
-        for (int i = 0; i < kSplit - 1; ++i) {
-          const float4 o = buffer[i * 32 + lane];
+    // Sum over the row's warps, in the order of the parts. Two buffers: a warp is at most one strip ahead of the reader.
+    bool writer = true;
+    if (s.split > 1) {
+      if (part) c.partials[turn][warp][lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+      ptx::named_sync(1 + row, s.split * 32);
+      if (part == 0)
+        for (int i = 1; i < s.split; ++i) {
+          const float4 o = c.partials[turn][warp + i][lane];
           acc[0] += o.x;
           acc[1] += o.y;
           acc[2] += o.z;
           acc[3] += o.w;
         }
-      }
-      const Group& members = table.group[group];
-      if (!kDown) {
+      writer = part == 0;
+      turn ^= 1;
+    }
+    if (writer) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (2 * t + j >= n) continue;
+      for (int j = 0; j < 2; ++j) {
+        if (2 * t + j >= n) continue;
+        const int slot = members.slots[2 * t + j];
+        if (!kDown) {
           const float gate = fminf(fmaf(acc[j], kUnscale, bias0), p.swiglu_limit);
           const float up = fminf(fmaxf(fmaf(acc[2 + j], kUnscale, bias1), -p.swiglu_limit), p.swiglu_limit);
-          const float value = (up + 1.f) * gate / (1.f + __expf(-p.swiglu_alpha * gate));
-          activations[static_cast<size_t>(members.slots[2 * t + j]) * p.intermediate + strip * 8 + g] = __float2bfloat16(value);
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (2 * t + j >= n) continue;
-          const int slot = members.slots[2 * t + j];
+          const float value = __fdividef((up + 1.f) * gate, 1.f + __expf(-p.swiglu_alpha * gate));
+          activations[static_cast<size_t>(slot) * p.intermediate + strip * 8 + g] = __float2bfloat16(value);
+        } else {
           float* to = sums + static_cast<size_t>(slot) * rows_out + strip * 16 + g;
           const float weight = table.weights[slot];
           __stcg(to, weight * fmaf(acc[j], kUnscale, bias0));
@@ -277,7 +366,49 @@ __global__ void __launch_bounds__(kThreads, 2) experts_kernel(const __grid_const
         }
       }
     }
-    phase_begin = phase_end;
+    pair += s.rows;
+    strip += s.rows;
+    while (strip >= s.strips) strip -= s.strips, ++group;
+  }
+  if (opened) leave();
+}
+
+template <int kStages>
+__global__ void __maxnreg__(112) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  uint8_t* const ring = shared;
+  Control& c = *reinterpret_cast<Control*>(shared + kConsumers * kStages * kStageBytes);
+  uint8_t* const columns = shared + kConsumers * kStages * kStageBytes + kControlBytes;
+  const int warp = threadIdx.x / 32;
+  const Workspace ws = workspace_of(p.tokens, p.hidden_size, p.intermediate);
+  uint8_t* const workspace = static_cast<uint8_t*>(p.workspace);
+
+  if (threadIdx.x < kConsumers * kStages) {
+    ptx::barrier_init(&c.full[threadIdx.x / kStages][threadIdx.x % kStages], 1);
+    ptx::barrier_init(&c.empty[threadIdx.x / kStages][threadIdx.x % kStages], 1);
+  } else if (threadIdx.x < kConsumers * kStages + 2) {
+    ptx::barrier_init(&c.columns_full[threadIdx.x - kConsumers * kStages], kFillerThreads);
+    ptx::barrier_init(&c.columns_empty[threadIdx.x - kConsumers * kStages], kConsumers);
+  }
+  ptx::barrier_init_fence();
+  ptx::dependency_wait();
+  ptx::launch_dependents();
+  route_block(c.table, p);  // ends with a block barrier
+  if (blockIdx.x == 0 && threadIdx.x < p.tokens) reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = c.table.ids[threadIdx.x];
+
+  const Share share[2] = {share_of(c.table.groups, 2 * p.intermediate, p.hidden_size), share_of(c.table.groups, p.hidden_size, p.intermediate)};
+  __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
+  if (warp == kConsumers) {
+    produce<kStages>(p, c, ring, share);
+  } else if (warp > kConsumers) {
+    fill(p, c, columns, capacity, share, reinterpret_cast<int*>(workspace + ws.ready), activations);
+  } else {
+    const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
+    int stage = 0, phase = 0;
+    uint32_t parity = 0;
+    float* const sums = reinterpret_cast<float*>(workspace + ws.partials);
+    consume<false, kStages>(p, c, ring, columns, buffer_bytes, share[0], stage, parity, phase, activations, sums);
+    consume<true, kStages>(p, c, ring, columns, buffer_bytes, share[1], stage, parity, phase, activations, sums);
   }
 }
 
@@ -286,9 +417,10 @@ __global__ void __launch_bounds__(256) finalize_kernel(const __grid_constant__ G
   const Workspace ws = workspace_of(p.tokens, p.hidden_size, p.intermediate);
   const int token = blockIdx.y, column = (blockIdx.x * 256 + threadIdx.x) * 4;
   ptx::launch_dependents();
-  if (column >= p.hidden_size) return;
   ptx::dependency_wait();
-  const uint8_t* workspace = static_cast<const uint8_t*>(p.workspace);
+  uint8_t* workspace = static_cast<uint8_t*>(p.workspace);
+  if (blockIdx.x == 0 && token == 0 && threadIdx.x < kMaxGroups) reinterpret_cast<int*>(workspace + ws.ready)[threadIdx.x] = 0;
+  if (column >= p.hidden_size) return;
   const uint32_t ids = __ldcg(reinterpret_cast<const uint32_t*>(workspace + ws.valid) + token);
   const float* sums = reinterpret_cast<const float*>(workspace + ws.partials);
   float4 v[kTopK];
@@ -310,19 +442,15 @@ __global__ void __launch_bounds__(256) finalize_kernel(const __grid_constant__ G
 
 using Kernel = void (*)(GossamerMoeArgs, int);
 struct Tactic {
-  Kernel gate_up, down;
+  Kernel kernel;
   int (*bytes)(int, int);
-  int blocks;  // a multiprocessor
 };
-template <int kSplit, int kChunk, int kStages>
-Tactic tactic(int blocks) {
-  return {experts_kernel<false, kSplit, kChunk, kStages>, experts_kernel<true, kSplit, kChunk, kStages>, Shared<kSplit, kChunk, kStages>::bytes, blocks};
+template <int kStages>
+Tactic tactic() {
+  return {experts_kernel<kStages>, shared_bytes<kStages>};
 }
-// Split along K, tiles a copy, stages of the ring; blocks a multiprocessor.
-const Tactic kTactics[] = {tactic<3, 5, 3>(1), tactic<3, 5, 2>(1), tactic<6, 4, 3>(1), tactic<1, 5, 3>(1), tactic<1, 5, 4>(1), tactic<1, 3, 3>(2), tactic<3, 3, 3>(2)};
+const Tactic kTactics[] = {tactic<3>(), tactic<4>()};  // stages of a ring
 static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == GOSSAMER_MOE_TACTICS);
-
-int default_tactic(int tokens) { return tokens <= 8 ? 0 : 3; }
 
 bool prepared = false;
 
@@ -330,7 +458,7 @@ bool prepared = false;
 
 bool prepare_experts() {
   for (const Tactic& t : kTactics)
-    if (!allow_shared(t.gate_up, kMaxSharedBytes) || !allow_shared(t.down, kMaxSharedBytes)) return false;
+    if (!allow_shared(t.kernel, kMaxSharedBytes)) return false;
   return prepared = true;
 }
 
@@ -352,11 +480,12 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   if (!shape_ok) return GOSSAMER_BAD_SHAPE;
   if (p->tactic < -1 || p->tactic >= GOSSAMER_MOE_TACTICS) return GOSSAMER_BAD_TACTIC;
   if (!prepared) return GOSSAMER_NOT_PREPARED;
-  const Tactic& t = kTactics[p->tactic < 0 ? default_tactic(p->tokens) : p->tactic];
   const int capacity = p->tokens == 1 ? 2 : p->tokens < kGroupTokens ? p->tokens : kGroupTokens;
-  const dim3 grid(multiprocessors() * t.blocks), block(kThreads);
-  int status = launch(t.gate_up, grid, block, t.bytes(capacity, mxfp4::tiles_of(p->hidden_size)), stream, true, *p, capacity);
-  if (status == GOSSAMER_OK) status = launch(t.down, grid, block, t.bytes(capacity, mxfp4::tiles_of(p->intermediate)), stream, true, *p, capacity);
+  const int tiles = mxfp4::tiles_of(p->hidden_size > p->intermediate ? p->hidden_size : p->intermediate);
+  const Tactic& t = kTactics[p->tactic < 0 ? (kTactics[1].bytes(capacity, tiles) <= kMaxSharedBytes) : p->tactic];
+  const int bytes = t.bytes(capacity, tiles);
+  if (bytes > kMaxSharedBytes) return GOSSAMER_BAD_TACTIC;
+  int status = launch(t.kernel, dim3(multiprocessors()), dim3(kThreads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity);
   if (status == GOSSAMER_OK) status = launch(finalize_kernel, dim3((p->hidden_size + 1023) / 1024, p->tokens), dim3(256), 0, stream, true, *p);
   return status;
 }

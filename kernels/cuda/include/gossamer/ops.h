@@ -73,7 +73,7 @@ typedef struct {
 int gossamer_topk(const GossamerTopkArgs* args, cudaStream_t stream);
 
 // Fused experts: top-4 from `logits` inside, gate_up + bias + clamped SwiGLU, down + bias, weighted sum + residual.
-// Three grids; each starts early, and down fills its pipeline while gate_up drains. Bitwise repeatable.
+// Bitwise repeatable. One persistent grid and a small one: nothing else may hold multiprocessors for good meanwhile.
 // A rank that holds experts [expert_begin, expert_begin + experts_local) skips the others; a rank that holds a slice of the
 // intermediate size passes its width. In both cases `residual` may be null, and the outputs of ranks add up
 // (pass `down_bias` on one rank of a sliced intermediate size alone).
@@ -88,13 +88,13 @@ typedef struct {
   const void* down_bias;     // bf16 [experts_local, hidden_size]; may be null
   const void* residual;      // bf16 [tokens, hidden_size]; may be null; may be `output`
   void* output;              // bf16 [tokens, hidden_size]
-  void* workspace;           // gossamer_moe_workspace bytes
+  void* workspace;           // gossamer_moe_workspace bytes; zeroed once before the first use
   size_t workspace_bytes;
   int tokens, hidden_size, intermediate, experts, expert_begin, experts_local;
   float swiglu_limit, swiglu_alpha;  // 7 and 1.702
   int tactic;                        // 0..GOSSAMER_MOE_TACTICS-1; -1: the launcher's own choice
 } GossamerMoeArgs;
-#define GOSSAMER_MOE_TACTICS 7
+#define GOSSAMER_MOE_TACTICS 2
 #define GOSSAMER_MOE_MAX_TOKENS 64
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
 int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);

@@ -41,6 +41,16 @@ __device__ __forceinline__ bool barrier_test(uint64_t* bar, uint32_t parity) {
       : "memory");
   return done != 0;
 }
+// Does not block.
+__device__ __forceinline__ bool barrier_poll(uint64_t* bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(shared_address(bar)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
   while (!barrier_test(bar, parity)) {
   }
@@ -63,6 +73,14 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
 }
 __device__ __forceinline__ void bulk_prefetch_l2(const void* src, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
+
+// --- flags in global memory ----------------------------------------------------------------------------------------------
+__device__ __forceinline__ void release_add(int* p, int v) { asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+__device__ __forceinline__ int acquire_load(const int* p) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
 }
 
 // --- loads ---------------------------------------------------------------------------------------------------------------
