@@ -126,7 +126,7 @@ def compile_one(nvcc, source, target, archs):
     for arch in archs:
         flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
     command = [str(nvcc), "-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall", f"-I{ROOT / 'cuda/include'}",
-               *flags, "-c", str(source), "-o", str(target)]
+               *os.environ.get("GOSSAMER_NVCC_FLAGS", "").split(), *flags, "-c", str(source), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

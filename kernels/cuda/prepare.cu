@@ -10,6 +10,9 @@ int multiprocessors() { return processors; }
 namespace moe {
 bool prepare_experts();
 }
+namespace gemm {
+bool prepare_tiny();
+}
 }  // namespace gossamer
 
 extern "C" int gossamer_prepare(void) {
@@ -17,5 +20,5 @@ extern "C" int gossamer_prepare(void) {
   if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
     return GOSSAMER_LAUNCH_FAILED;
   gossamer::processors = count;
-  return gossamer::moe::prepare_experts() ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
+  return gossamer::moe::prepare_experts() && gossamer::gemm::prepare_tiny() ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
 }

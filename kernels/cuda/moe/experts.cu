@@ -4,10 +4,11 @@
 //
 // Work: every (group, strip) pair of a matrix, where a group is one expert with at most 8 of its tokens and a strip is 16
 // rows; the pairs are dealt to the blocks in equal runs. In a block (one a multiprocessor):
-//   12 consumer warps   in 12 / split rows; the `split` warps of a row share a strip along K; each has its own ring
-//   1 producer warp     lane w keeps the ring of consumer w full with bulk copies, across strips, groups and both matrices
-//   3 filler warps      bring the tokens of the next groups into shared memory (two buffers, B-fragment order), publish
+//   12 consumer warps   in 12 / split rows; the `split` warps of a row share a strip along K; each keeps its own ring of
+//                       bulk copies full, across strips, groups and both matrices, so that nothing else can hold it up
+//   4 filler warps      bring the tokens of the next groups into shared memory (two buffers, B-fragment order), publish
 //                       finished gate_up groups and wait for those that down needs
+// Up to 8 tokens, gate_up has one phase that holds every token, filled while the routing is computed.
 // Arithmetic: mma.m16n8k16, weights as A (codes to bf16 by masks, unscaled), tokens as B (times 2^100), block scales applied
 // to the accumulators (layout note (b) in LAYOUTS.md).
 //
@@ -26,8 +27,8 @@ namespace gossamer::moe {
 namespace {
 
 constexpr int kConsumers = 12;
-constexpr int kFillers = 3;
-constexpr int kThreads = 32 * (kConsumers + 1 + kFillers);
+constexpr int kFillers = 4;
+constexpr int kThreads = 32 * (kConsumers + kFillers);
 constexpr int kFillerThreads = 32 * kFillers;
 constexpr int kMaxTiles = 45;
 constexpr int kChunk = 5;  // tiles of one bulk copy: 45 = 9 * 5
@@ -35,6 +36,13 @@ constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
 constexpr int kFillerBarrier = 15;  // named barriers: 0 the block, 1..12 rows, 15 fillers
 constexpr int kMinSharedBytes = 116 * 1024;  // more than half of a multiprocessor's: never two blocks on one
 constexpr float kUnscale = 0x1p26f;  // 2^126 of the codes over 2^100 of the tokens
+
+#ifdef GOSSAMER_TRACE
+__device__ long long trace[264][16];
+#define TRACE(i) do { if ((threadIdx.x & 31) == 0) trace[blockIdx.x][i] = clock64(); } while (0)
+#else
+#define TRACE(i)
+#endif
 
 struct Workspace {  // offsets in bytes
   size_t ready, valid, activations, partials, total;
@@ -57,7 +65,7 @@ __host__ __device__ constexpr int column_bytes(int tiles) { return tiles * 128 +
 struct Control {
   RouteTable table;
   float4 partials[2][kConsumers][32];
-  uint64_t full[kConsumers][4], empty[kConsumers][4];  // rings
+  uint64_t full[kConsumers][4];  // rings
   uint64_t columns_full[2], columns_empty[2];
   int phase_end[2];
   uint8_t column_of_group[2][kMaxGroups + 16];  // by matrix: first token column of a group inside its buffer
@@ -133,60 +141,99 @@ __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
   acc[3] = fmaf(d[3], s3, acc[3]);
 }
 
-// Lane w keeps the ring of consumer w full.
+// Walks the chunks of one consumer, kStages ahead of its arithmetic, and requests them.
 template <int kStages>
-__device__ __forceinline__ void produce(const GossamerMoeArgs& p, Control& c, uint8_t* ring, const Share (&share)[2]) {
-  const int lane = threadIdx.x & 31;
-  const uint64_t policy = ptx::evict_first_policy();
-  const RouteTable& table = c.table;
-  int matrix = 0, pair = 0, strip = 0, group = 0, chunk = 0, chunk_begin = 0, chunk_end = 0, stage = 0;
-  uint32_t parity = 1;  // a fresh barrier passes a wait for parity 1
-  bool done = lane >= kConsumers;
-  auto open = [&]() {  // the first chunk of this lane's consumer in `matrix`, if any
+struct Copies {
+  const uint8_t* source;  // next chunk
+  uint8_t* ring;
+  uint64_t* full;
+  uint64_t policy;
+  int left, matrix, pair, strip, group, stage;  // left: chunks of this strip's part; matrix 2: all requested
+
+  // Positions at the first strip of `matrix` or a later one that has work for this warp.
+  __device__ __forceinline__ void enter(const GossamerMoeArgs& p, const RouteTable& table, const Share (&share)[2], int warp) {
     for (; matrix < 2; ++matrix) {
       const Share& s = share[matrix];
-      const int row = lane / s.split, part = lane - row * s.split;
-      chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
+      const int row = warp / s.split;
       pair = s.begin + row;
-      if (row < s.rows && pair < s.end && chunk_begin < chunk_end) {
-        group = pair / s.strips, strip = pair - group * s.strips, chunk = chunk_begin;
-        return;
+      if (row < s.rows && pair < s.end) {
+        group = pair / s.strips;
+        strip = pair - group * s.strips;
+        seek(p, table, s, warp);
+        if (left) return;
       }
     }
-    done = true;
-  };
-  if (!done) open();
-  while (!__all_sync(~0u, done)) {
-    const bool go = !done && ptx::barrier_poll(&c.empty[lane][stage], parity);
-    if (go) {
-      const Share& s = share[matrix];
-      const int first = chunk * kChunk;
-      const uint32_t bytes = min(kChunk, s.tiles - first) * mxfp4::kTileBytes;
-      const size_t tile = (static_cast<size_t>(table.group[group].expert) * s.strips + strip) * s.tiles + first;
-      uint64_t* bar = &c.full[lane][stage];
-      ptx::barrier_expect(bar, bytes);
-      ptx::bulk_load(ring + (lane * kStages + stage) * kStageBytes, static_cast<const uint8_t*>(matrix ? p.down : p.gate_up) + tile * mxfp4::kTileBytes, bytes, bar, policy);
-      if (++stage == kStages) stage = 0, parity ^= 1;
-      if (++chunk == chunk_end) {
-        chunk = chunk_begin;
-        pair += s.rows;
-        strip += s.rows;
-        while (strip >= s.strips) strip -= s.strips, ++group;
-        if (pair >= s.end) {
-          ++matrix;
-          open();
-        }
+  }
+  __device__ __forceinline__ void seek(const GossamerMoeArgs& p, const RouteTable& table, const Share& s, int warp) {
+    const int part = warp - warp / s.split * s.split, first = first_chunk(s, part);
+    left = first_chunk(s, part + 1) - first;
+    const size_t tile = (static_cast<size_t>(table.group[group].expert) * s.strips + strip) * s.tiles + first * kChunk;
+    source = static_cast<const uint8_t*>(matrix ? p.down : p.gate_up) + tile * mxfp4::kTileBytes;
+  }
+  __device__ __forceinline__ void next(const GossamerMoeArgs& p, const RouteTable& table, const Share (&share)[2], int warp, bool leader) {
+    if (matrix == 2) return;
+    const Share& s = share[matrix];
+    uint32_t bytes = kStageBytes;
+    if (left == 1 && s.tiles % kChunk) {
+      const int part = warp - warp / s.split * s.split;
+      if (part == s.split - 1) bytes = s.tiles % kChunk * mxfp4::kTileBytes;
+    }
+    if (leader) {
+      ptx::barrier_expect(full + stage, bytes);
+      ptx::bulk_load(ring + stage * kStageBytes, source, bytes, full + stage, policy);
+    }
+    source += kStageBytes;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (--left == 0) {
+      pair += s.rows;
+      strip += s.rows;
+      while (strip >= s.strips) strip -= s.strips, ++group;
+      if (pair < s.end) {
+        seek(p, table, s, warp);
+      } else {
+        ++matrix;
+        enter(p, table, share, warp);
       }
     }
-    if (!__any_sync(~0u, go)) __nanosleep(64);
+  }
+};
+
+// One token into B-fragment order, times 2^100.
+__device__ __forceinline__ void fill_column(const __nv_bfloat16* token, uint8_t* column, int k, int tiles, int thread) {
+  const uint4* source = reinterpret_cast<const uint4*>(token);
+  const __nv_bfloat162 up100 = __float2bfloat162_rn(0x1p100f);
+  constexpr int kMost = (kMaxTiles * 8 + kFillerThreads - 1) / kFillerThreads;
+  uint4 x[kMost];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int v = thread + i * kFillerThreads;
+    x[i] = v * 8 < k ? __ldcg(source + v) : make_uint4(0, 0, 0, 0);
+  }
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int v = thread + i * kFillerThreads;
+    if (v >= tiles * 8) break;
+    __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&x[i]);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) pairs[q] = __hmul2(pairs[q], up100);
+    // vector v = (tile, k16 step, upper or lower 8 columns); its word q belongs to fragment column t = q
+    const int step = (v >> 1) & 3;
+    uint32_t* to = reinterpret_cast<uint32_t*>(column + (v >> 3) * 128 + (step >> 1) * 64) + (step & 1) * 2 + (v & 1);
+    to[0] = x[i].x;
+    to[4] = x[i].y;
+    to[8] = x[i].z;
+    to[12] = x[i].w;
   }
 }
 
+// Whether gate_up has one phase that holds every token of the step (column = token).
+__device__ __forceinline__ bool all_tokens_fit(const GossamerMoeArgs& p) { return p.tokens <= kGroupTokens; }
+
 // Token columns, phase by phase: a phase is as many whole groups as fit one buffer.
 __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, const Share (&share)[2], int* ready, const __nv_bfloat16* activations) {
-  const int thread = threadIdx.x - 32 * (kConsumers + 1);
+  const int thread = threadIdx.x - 32 * kConsumers;
+  // Invariant: consumers and fillers count the same phases; a matrix of which this block does nothing has none.
   const RouteTable& table = c.table;
-  const __nv_bfloat162 up100 = __float2bfloat162_rn(0x1p100f);
   const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
   int phase = 0, published = 0, publish_group = share[0].begin / share[0].strips, gate_up_phases = 0;
   // Says, for the oldest unpublished gate_up phase (whose consumers have all left it), how many strips of each group are done.
@@ -194,7 +241,7 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
     const Share& s = share[0];
     int held = 0;
     const int first = publish_group;
-    while (publish_group * s.strips < s.end && (publish_group == first || held + table.group[publish_group].count <= capacity)) {
+    while (publish_group * s.strips < s.end && (all_tokens_fit(p) || publish_group == first || held + table.group[publish_group].count <= capacity)) {
       held += table.group[publish_group].count;
       if (thread == 0) ptx::release_add(ready + publish_group, min(s.end, (publish_group + 1) * s.strips) - max(s.begin, publish_group * s.strips));
       ++publish_group;
@@ -203,16 +250,24 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
   };
   for (int matrix = 0; matrix < 2; ++matrix) {
     const Share& s = share[matrix];
-    const int k = matrix ? p.intermediate : p.hidden_size, vectors = s.tiles * 8;
+    const int k = matrix ? p.intermediate : p.hidden_size;
     if (matrix) {
       gate_up_phases = phase;
       while (published < gate_up_phases) {
         ptx::barrier_wait(&c.columns_empty[published & 1], (published >> 1) & 1);
         publish();
       }
+      if (thread == 0) TRACE(6);
+    }
+    if (!matrix && all_tokens_fit(p)) {  // filled before the routing was known
+      if (s.begin == s.end) continue;
+      if (thread == 0) c.phase_end[0] = s.end;
+      ptx::barrier_arrive(&c.columns_full[0]);
+      ++phase;
+      continue;
     }
     int group0 = s.begin / s.strips;
-    while (group0 * s.strips < s.end) {
+    while (s.begin < s.end && group0 * s.strips < s.end) {
       int group1 = group0, held = 0;
       while (group1 * s.strips < s.end && (group1 == group0 || held + table.group[group1].count <= capacity)) held += table.group[group1++].count;
       if (phase >= 2) {
@@ -223,6 +278,7 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
         for (int g = group0 + thread; g < group1; g += kFillerThreads)
           while (ptx::acquire_load(ready + g) < share[0].strips) __nanosleep(20);
         ptx::named_sync(kFillerBarrier, kFillerThreads);
+        if (thread == 0) TRACE(7);
       }
       uint8_t* buffer = columns + (phase & 1) * buffer_bytes;
       int at = 0;
@@ -231,31 +287,8 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
         if (thread == 0) c.column_of_group[matrix][g] = static_cast<uint8_t>(at);
         for (int j = 0; j < n; ++j, ++at) {
           const int slot = table.group[g].slots[j];
-          const uint4* source = reinterpret_cast<const uint4*>(matrix ? activations + static_cast<size_t>(slot) * k
-                                                                      : static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(slot / kTopK) * k);
-          uint8_t* column = buffer + at * column_bytes(s.tiles);
-          constexpr int kMost = (kMaxTiles * 8 + kFillerThreads - 1) / kFillerThreads;
-          uint4 x[kMost];
-#pragma unroll
-          for (int i = 0; i < kMost; ++i) {
-            const int v = thread + i * kFillerThreads;
-            x[i] = v * 8 < k ? __ldcg(source + v) : make_uint4(0, 0, 0, 0);
-          }
-#pragma unroll
-          for (int i = 0; i < kMost; ++i) {
-            const int v = thread + i * kFillerThreads;
-            if (v >= vectors) break;
-            __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&x[i]);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) pairs[q] = __hmul2(pairs[q], up100);
-            // vector v = (tile, k16 step, upper or lower 8 columns); its word q belongs to fragment column t = q
-            const int step = (v >> 1) & 3;
-            uint32_t* to = reinterpret_cast<uint32_t*>(column + (v >> 3) * 128 + (step >> 1) * 64) + (step & 1) * 2 + (v & 1);
-            to[0] = x[i].x;
-            to[4] = x[i].y;
-            to[8] = x[i].z;
-            to[12] = x[i].w;
-          }
+          fill_column(matrix ? activations + static_cast<size_t>(slot) * k : static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(slot / kTopK) * k,
+                      buffer + at * column_bytes(s.tiles), k, s.tiles, thread);
         }
       }
       if (thread == 0) c.phase_end[phase & 1] = min(s.end, group1 * s.strips);
@@ -267,8 +300,9 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
 }
 
 template <bool kDown, int kStages>
-__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, const uint8_t* ring, const uint8_t* columns, int buffer_bytes, const Share& s, int& stage, uint32_t& parity,
-                                        int& phase, __nv_bfloat16* activations, float* sums) {
+__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages>& copies, const uint8_t* columns, int buffer_bytes, const Share (&share)[2], int& stage,
+                                        uint32_t& parity, int& phase, __nv_bfloat16* activations, float* sums) {
+  const Share& s = share[kDown];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int row = warp / s.split, part = warp - row * s.split;
   const int chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
@@ -289,29 +323,31 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, co
       ptx::barrier_wait(&c.columns_full[phase & 1], (phase >> 1) & 1);
       open_end = c.phase_end[phase & 1];
       opened = true;
+      if (warp == 0) TRACE(kDown ? 8 : 3);
     }
     if (pair >= s.end) break;
     const Group& members = table.group[group];
     const int n = members.count;
-    const uint8_t* column = columns + (phase & 1) * buffer_bytes + (c.column_of_group[kDown][group] + min(g, n - 1)) * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
-    float bias0 = 0.f, bias1 = 0.f;
+    // An unused column of B repeats the last token; its sums are dropped.
+    const int member = min(g, n - 1);
+    const int at_column = !kDown && all_tokens_fit(p) ? members.slots[member] / kTopK : c.column_of_group[kDown][group] + member;
+    const uint8_t* column = columns + (phase & 1) * buffer_bytes + at_column * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
+    uint32_t bias0 = 0, bias1 = 0;  // bf16 bits, converted after the loop: an earlier use would wait for memory here
     if (part == 0) {
       const size_t at = static_cast<size_t>(members.expert) * rows_out + strip * 16;
       if (!kDown) {
-        const __nv_bfloat162 b = *reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + at + 2 * g);
-        bias0 = __low2float(b);
-        bias1 = __high2float(b);
+        bias0 = ptx::load_word(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + at + 2 * g);
       } else if (p.down_bias) {
-        const __nv_bfloat16* b = static_cast<const __nv_bfloat16*>(p.down_bias) + at + g;
-        bias0 = __bfloat162float(b[0]);
-        bias1 = __bfloat162float(b[8]);
+        bias0 = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + at + g);
+        bias1 = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + at + g + 8);
       }
     }
     float acc[4] = {0.f, 0.f, 0.f, 0.f};
     for (int chunk = chunk_begin; chunk < chunk_end; ++chunk, column += kChunk * 128) {
-      const uint8_t* tile = ring + (warp * kStages + stage) * kStageBytes;
+      const uint8_t* tile = copies.ring + stage * kStageBytes;
       const int count = s.tiles - chunk * kChunk;
       ptx::barrier_wait(&c.full[warp][stage], parity);
+      if (warp == 0 && chunk == chunk_begin) TRACE(kDown ? 9 : 4);
       Operands o[2];
       if (count >= kChunk) {
         o[0].load(tile, column, lane);
@@ -328,7 +364,7 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, co
         }
       }
       __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(&c.empty[warp][stage]);
+      copies.next(p, table, share, warp, lane == 0);
       if (++stage == kStages) stage = 0, parity ^= 1;
     }
 
@@ -349,20 +385,21 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, co
       turn ^= 1;
     }
     if (writer) {
+      const float add0 = ptx::bf16_low(bias0), add1 = kDown ? ptx::bf16_low(bias1) : ptx::bf16_high(bias0);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (2 * t + j >= n) continue;
         const int slot = members.slots[2 * t + j];
         if (!kDown) {
-          const float gate = fminf(fmaf(acc[j], kUnscale, bias0), p.swiglu_limit);
-          const float up = fminf(fmaxf(fmaf(acc[2 + j], kUnscale, bias1), -p.swiglu_limit), p.swiglu_limit);
+          const float gate = fminf(fmaf(acc[j], kUnscale, add0), p.swiglu_limit);
+          const float up = fminf(fmaxf(fmaf(acc[2 + j], kUnscale, add1), -p.swiglu_limit), p.swiglu_limit);
           const float value = __fdividef((up + 1.f) * gate, 1.f + __expf(-p.swiglu_alpha * gate));
           activations[static_cast<size_t>(slot) * p.intermediate + strip * 8 + g] = __float2bfloat16(value);
         } else {
           float* to = sums + static_cast<size_t>(slot) * rows_out + strip * 16 + g;
           const float weight = table.weights[slot];
-          __stcg(to, weight * fmaf(acc[j], kUnscale, bias0));
-          __stcg(to + 8, weight * fmaf(acc[2 + j], kUnscale, bias1));
+          __stcg(to, weight * fmaf(acc[j], kUnscale, add0));
+          __stcg(to + 8, weight * fmaf(acc[2 + j], kUnscale, add1));
         }
       }
     }
@@ -371,10 +408,13 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, co
     while (strip >= s.strips) strip -= s.strips, ++group;
   }
   if (opened) leave();
+  if (warp == 0) TRACE(kDown ? 11 : 5);
+  if (warp == 11) TRACE(kDown ? 12 : 13);
 }
 
 template <int kStages>
-__global__ void __maxnreg__(112) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
+__global__ void __launch_bounds__(kThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
+  if (threadIdx.x < 32) TRACE(0);
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* const ring = shared;
   Control& c = *reinterpret_cast<Control*>(shared + kConsumers * kStages * kStageBytes);
@@ -385,7 +425,6 @@ __global__ void __maxnreg__(112) experts_kernel(const __grid_constant__ Gossamer
 
   if (threadIdx.x < kConsumers * kStages) {
     ptx::barrier_init(&c.full[threadIdx.x / kStages][threadIdx.x % kStages], 1);
-    ptx::barrier_init(&c.empty[threadIdx.x / kStages][threadIdx.x % kStages], 1);
   } else if (threadIdx.x < kConsumers * kStages + 2) {
     ptx::barrier_init(&c.columns_full[threadIdx.x - kConsumers * kStages], kFillerThreads);
     ptx::barrier_init(&c.columns_empty[threadIdx.x - kConsumers * kStages], kConsumers);
@@ -393,23 +432,39 @@ __global__ void __maxnreg__(112) experts_kernel(const __grid_constant__ Gossamer
   ptx::barrier_init_fence();
   ptx::dependency_wait();
   ptx::launch_dependents();
-  route_block(c.table, p);  // ends with a block barrier
+  if (warp == 0) TRACE(1);
+  if (warp < kConsumers) {
+    route_tokens(c.table, p, warp, kConsumers);
+  } else if (all_tokens_fit(p)) {
+    const int tiles = mxfp4::tiles_of(p.hidden_size);
+    for (int token = 0; token < p.tokens; ++token)
+      fill_column(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(token) * p.hidden_size, columns + token * column_bytes(tiles), p.hidden_size, tiles,
+                  threadIdx.x - 32 * kConsumers);
+  }
+  route_groups(c.table, p);  // begins and ends with a block barrier
+  if (warp == 0) TRACE(2);
   if (blockIdx.x == 0 && threadIdx.x < p.tokens) reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = c.table.ids[threadIdx.x];
 
   const Share share[2] = {share_of(c.table.groups, 2 * p.intermediate, p.hidden_size), share_of(c.table.groups, p.hidden_size, p.intermediate)};
   __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
-  if (warp == kConsumers) {
-    produce<kStages>(p, c, ring, share);
-  } else if (warp > kConsumers) {
+  if (warp >= kConsumers) {
     fill(p, c, columns, capacity, share, reinterpret_cast<int*>(workspace + ws.ready), activations);
-  } else {
-    const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
-    int stage = 0, phase = 0;
-    uint32_t parity = 0;
-    float* const sums = reinterpret_cast<float*>(workspace + ws.partials);
-    consume<false, kStages>(p, c, ring, columns, buffer_bytes, share[0], stage, parity, phase, activations, sums);
-    consume<true, kStages>(p, c, ring, columns, buffer_bytes, share[1], stage, parity, phase, activations, sums);
+    return;
   }
+  const bool leader = (threadIdx.x & 31) == 0;
+  Copies<kStages> copies = {};
+  copies.ring = ring + warp * kStages * kStageBytes;
+  copies.full = c.full[warp];
+  copies.policy = ptx::evict_first_policy();
+  copies.enter(p, c.table, share, warp);
+#pragma unroll 1
+  for (int i = 0; i < kStages; ++i) copies.next(p, c.table, share, warp, leader);
+  const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
+  int stage = 0, phase = 0;
+  uint32_t parity = 0;
+  float* const sums = reinterpret_cast<float*>(workspace + ws.partials);
+  consume<false, kStages>(p, c, copies, columns, buffer_bytes, share, stage, parity, phase, activations, sums);
+  consume<true, kStages>(p, c, copies, columns, buffer_bytes, share, stage, parity, phase, activations, sums);
 }
 
 // out = residual + sum of the four weighted expert outputs, in slot order; four columns a thread.
@@ -489,3 +544,16 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   if (status == GOSSAMER_OK) status = launch(finalize_kernel, dim3((p->hidden_size + 1023) / 1024, p->tokens), dim3(256), 0, stream, true, *p);
   return status;
 }
+
+#ifdef GOSSAMER_TRACE
+#include <cstdio>
+extern "C" void gossamer_moe_trace() {
+  static long long t[264][16];
+  cudaMemcpyFromSymbol(t, gossamer::moe::trace, sizeof t);
+  for (int b = 0; b < 132; b += 13) {
+    std::printf("block %3d:", b);
+    for (int i = 0; i < 14; ++i) std::printf(" %d:%lld", i, t[b][i] ? t[b][i] - t[b][1] : -1);
+    std::printf("\n");
+  }
+}
+#endif

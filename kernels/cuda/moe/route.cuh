@@ -36,46 +36,43 @@ __device__ __forceinline__ uint32_t ordered(float v) {
   return key == 0 ? 1u : key;  // 0 marks a taken expert, so that NaN logits still give valid ids
 }
 
-// Top-4 of one token by one warp; every lane gets the result.
+// Top-4 of one token by one warp, in order of falling logit, ties to the lower expert; every lane gets the result.
 __device__ __forceinline__ void top4(const float* logits, int experts, int (&id)[kTopK], float (&weight)[kTopK]) {
   const int lane = threadIdx.x & 31;
   float v[4];
   uint32_t key[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int e = lane + 32 * i;
-    v[i] = e < experts ? __ldcg(logits + e) : 0.f;
-    key[i] = e < experts ? ordered(v[i]) : 0u;
-  }
+  for (int i = 0; i < 4; ++i) v[i] = 4 * lane + i < experts ? __ldcg(logits + 4 * lane + i) : 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) key[i] = 4 * lane + i < experts ? ordered(v[i]) : 0u;
 #pragma unroll
   for (int k = 0; k < kTopK; ++k) {
-    const uint32_t best = __reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3])));
-    uint32_t mine = ~0u;
-#pragma unroll
-    for (int i = 3; i >= 0; --i)
-      if (key[i] == best) mine = lane + 32 * i;
-    const uint32_t winner = __reduce_min_sync(~0u, mine);
-    id[k] = static_cast<int>(winner);
-    float value = 0.f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (static_cast<uint32_t>(lane + 32 * i) == winner) {
-        value = v[i];
-        key[i] = 0;
-      }
-    weight[k] = __shfl_sync(~0u, value, winner & 31);
+    const uint32_t mine = max(max(key[0], key[1]), max(key[2], key[3]));
+    const uint32_t best = __reduce_max_sync(~0u, mine);
+    const int winner = __ffs(__ballot_sync(~0u, mine == best)) - 1;  // lowest lane holds the lowest experts
+    const int i = key[0] == best ? 0 : key[1] == best ? 1 : key[2] == best ? 2 : 3;
+    const float value = i == 0 ? v[0] : i == 1 ? v[1] : i == 2 ? v[2] : v[3];
+    id[k] = 4 * winner + __shfl_sync(~0u, i, winner);
+    weight[k] = __shfl_sync(~0u, value, winner);
+    if (lane == winner) {
+      if (i == 0) key[0] = 0;
+      else if (i == 1) key[1] = 0;
+      else if (i == 2) key[2] = 0;
+      else key[3] = 0;
+    }
   }
   float sum = 0.f;
   const float top = weight[0];
 #pragma unroll
   for (int k = 0; k < kTopK; ++k) sum += weight[k] = __expf(weight[k] - top);
+  const float scale = __fdividef(1.f, sum);
 #pragma unroll
-  for (int k = 0; k < kTopK; ++k) weight[k] /= sum;
+  for (int k = 0; k < kTopK; ++k) weight[k] *= scale;
 }
 
-// Fills `table`; all threads of the block (at least 128) take part; ends with a block barrier.
-__device__ __forceinline__ void route_block(RouteTable& table, const GossamerMoeArgs& p) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, warps = blockDim.x / 32;
+// First half: ids and weights of the tokens warp, warp + warps, ... into `table`.
+__device__ __forceinline__ void route_tokens(RouteTable& table, const GossamerMoeArgs& p, int warp, int warps) {
+  const int lane = threadIdx.x & 31;
   for (int t = warp; t < p.tokens; t += warps) {
     int id[kTopK];
     float weight[kTopK];
@@ -99,7 +96,29 @@ __device__ __forceinline__ void route_block(RouteTable& table, const GossamerMoe
       table.ids[t] = packed;
     }
   }
+}
+
+// Second half: the groups. All threads of the block (at least 128) take part; begins and ends with a block barrier.
+__device__ __forceinline__ void route_groups(RouteTable& table, const GossamerMoeArgs& p) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   __syncthreads();
+  if (p.tokens == 1) {  // at most four groups of one slot, in rank order
+    if (threadIdx.x == 0) {
+      int n = 0;
+#pragma unroll
+      for (int k = 0; k < kTopK; ++k) {
+        const uint32_t e = (table.ids[0] >> (8 * k)) & 255u;
+        if (e == kNoExpert) continue;
+        Group& g = table.group[n++];
+        g.expert = static_cast<uint16_t>(e);
+        g.count = 1;
+        g.slots[0] = static_cast<uint8_t>(k);
+      }
+      table.groups = n;
+    }
+    __syncthreads();
+    return;
+  }
   int count = 0, groups = 0, before = 0;
   const int e = threadIdx.x;
   if (e < kMaxExperts) {

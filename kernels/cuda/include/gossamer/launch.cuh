@@ -13,6 +13,24 @@ int multiprocessors();
 
 // `dependent`: the kernel may start before its predecessor in the stream has finished; it calls ptx::dependency_wait().
 template <typename... Params, typename... Args>
+int launch_cluster(void (*kernel)(Params...), dim3 grid, dim3 block, int cluster, size_t shared, cudaStream_t stream, bool dependent, Args... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = dependent ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
+}
+
+template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, bool dependent, Args... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;

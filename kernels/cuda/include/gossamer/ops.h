@@ -99,6 +99,22 @@ typedef struct {
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
 int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);
 
+// ---- dense products, 1..64 tokens ---------------------------------------------------------------------------------------
+
+// out = rmsnorm(x) W^T + bias + residual. W is the checkpoint's row-major matrix. Used for qkv, o and the output head.
+typedef struct {
+  const void* x;            // bf16 [tokens, k]
+  const void* norm_weight;  // bf16 [k]; null: no norm
+  const void* weight;       // bf16 [rows, k]
+  const void* bias;         // bf16 [rows]; may be null
+  const void* residual;     // bf16 [tokens, rows]; may be null; may be `out`
+  void* out;                // bf16, or float if `float_out`: [tokens, rows]
+  float epsilon;
+  int tokens, rows, k;      // rows a multiple of 16, k a multiple of 32, at most 4096
+  int float_out;
+} GossamerTinyGemmArgs;
+int gossamer_tiny_gemm(const GossamerTinyGemmArgs* args, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -83,12 +83,49 @@ __device__ __forceinline__ int acquire_load(const int* p) {
   return v;
 }
 
+// --- clusters ------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Store to the same shared address of block `rank` of the cluster.
+__device__ __forceinline__ void cluster_store(float* local, uint32_t rank, float v) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
+}
+
 // --- loads ---------------------------------------------------------------------------------------------------------------
 // Read once, not kept in L1.
 __device__ __forceinline__ uint4 load_streaming(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
+}
+// Constant data for later: volatile, as are the conversions below, so that the compiler cannot pull the use up to the load.
+__device__ __forceinline__ uint32_t load_word(const void* p) {
+  uint32_t v;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_half(const void* p) {
+  uint16_t v;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ float bf16_low(uint32_t pair) {
+  uint32_t v;
+  asm volatile("shl.b32 %0, %1, 16;" : "=r"(v) : "r"(pair));
+  return __uint_as_float(v);
+}
+__device__ __forceinline__ float bf16_high(uint32_t pair) {
+  uint32_t v;
+  asm volatile("and.b32 %0, %1, 0xffff0000;" : "=r"(v) : "r"(pair));
+  return __uint_as_float(v);
 }
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

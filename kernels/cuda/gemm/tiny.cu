@@ -1,0 +1,226 @@
+// archs: 90a 100a
+// Dense bf16 products for 1..64 tokens that read the weights once, at memory speed, from the checkpoint's row-major layout.
+//
+// K is cut over all warps of a cluster: each warp keeps its slice of the tokens in registers (B fragments) for the whole
+// launch and streams the same slice of every 16-row strip of its cluster straight into A fragments, one or two strips ahead
+// of the arithmetic. Partial sums meet in shared memory, then over the cluster's blocks through distributed shared memory,
+// in a fixed order. The order of columns inside a 32-wide step is permuted alike for A and B, so that every lane reads 16
+// contiguous bytes of both. RMSNorm: the gain goes into B, the factor 1 / rms multiplies the finished sums.
+// Weights are requested before the wait for the previous grid.
+// Refuses: more than 64 tokens, rows off the multiples of 16, k off the multiples of 32 or above 4096.
+#include <cuda_bf16.h>
+
+#include "gossamer/launch.cuh"
+#include "gossamer/ptx/sm90.cuh"
+
+namespace gossamer::gemm {
+namespace {
+
+constexpr int kWarps = 16;
+constexpr int kThreads = 32 * kWarps;
+
+// kCluster blocks share K; a warp has at most kSteps steps of 32 columns; kTiles tiles of 8 tokens; kBatch strips are summed
+// at once; kAhead strips are in flight.
+template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
+struct Plan {
+  static constexpr int kTokens = 8 * kTiles;
+  static constexpr int kOwn = 16 / kCluster;                     // rows of a strip that a block finishes
+  static constexpr int kValues = kBatch * kTokens * kOwn;        // a block finishes, per batch
+  static constexpr int kPartials = kWarps * kBatch * kTiles * 128;  // floats
+  static constexpr int kExchange = 2 * kCluster * kValues;
+  static constexpr int kSquares = kWarps * kTokens + kCluster * kTokens;
+  static constexpr int kBytes = 4 * (kPartials + kExchange + kSquares);
+};
+
+template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
+__global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant__ GossamerTinyGemmArgs p) {
+  using P = Plan<kCluster, kSteps, kTiles, kBatch, kAhead>;
+  static_assert(kBatch % kAhead == 0, "the register buffers must come round with a batch");
+  extern __shared__ __align__(16) float shared[];
+  float* const partials = shared;                        // [warp][strip][tile][lane][4]
+  float* const exchange = partials + P::kPartials;       // [turn][source block][strip][token][own row]
+  float* const warp_squares = exchange + P::kExchange;   // [warp][token]
+  float* const block_squares = warp_squares + kWarps * P::kTokens;  // [source block][token]
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int rank = kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+  const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
+  const int strips = p.rows / 16, steps = p.k / 32, slices = kCluster * kWarps, slice = rank * kWarps + warp;
+  const int step_begin = steps * slice / slices, step_count = steps * (slice + 1) / slices - step_begin;
+  const __nv_bfloat16* const x = static_cast<const __nv_bfloat16*>(p.x);
+
+  uint4 a[kAhead][kSteps][2];
+  auto request = [&](int buffer, int strip) {
+    const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.weight) + (static_cast<size_t>(strip) * 16 + g) * p.k + step_begin * 32 + 8 * t;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      if (strip < strips && i < step_count) {
+        a[buffer][i][0] = ptx::load_streaming(at + i * 32);
+        a[buffer][i][1] = ptx::load_streaming(at + i * 32 + 8 * static_cast<size_t>(p.k));
+      }
+  };
+#pragma unroll
+  for (int b = 0; b < kAhead; ++b) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) a[b][i][0] = a[b][i][1] = make_uint4(0, 0, 0, 0);
+    request(b, cluster + b * clusters);
+  }
+  uint4 gain[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i)
+    if (p.norm_weight && i < step_count) gain[i] = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + (step_begin + i) * 32 + 8 * t);
+
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+
+  uint4 b[kTiles][kSteps];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      b[n][i] = n * 8 + g < p.tokens && i < step_count ? __ldcg(reinterpret_cast<const uint4*>(x + static_cast<size_t>(n * 8 + g) * p.k + (step_begin + i) * 32 + 8 * t)) : make_uint4(0, 0, 0, 0);
+  if (p.norm_weight) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      float squares = 0.f;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if (i >= step_count) break;
+        __nv_bfloat162* xs = reinterpret_cast<__nv_bfloat162*>(&b[n][i]);
+        const __nv_bfloat162* gs = reinterpret_cast<const __nv_bfloat162*>(&gain[i]);
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const float2 f = __bfloat1622float2(xs[q]), w = __bfloat1622float2(gs[q]);
+          squares = fmaf(f.x, f.x, fmaf(f.y, f.y, squares));
+          xs[q] = __floats2bfloat162_rn(f.x * w.x, f.y * w.y);
+        }
+      }
+      squares += __shfl_xor_sync(~0u, squares, 1);
+      squares += __shfl_xor_sync(~0u, squares, 2);
+      if (t == 0) warp_squares[warp * P::kTokens + n * 8 + g] = squares;
+    }
+  }
+
+  int turn = 0;
+  for (int first = cluster; first < strips; first += kBatch * clusters, turn ^= 1) {
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+      const int buffer = s % kAhead;
+      float c[kTiles][4];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.f;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const uint4 r0 = a[buffer][i][0], r1 = a[buffer][i][1];
+        const uint32_t low[4] = {r0.x, r1.x, r0.y, r1.y}, high[4] = {r0.z, r1.z, r0.w, r1.w};
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          ptx::mma_bf16(c[n], low, b[n][i].x, b[n][i].y);
+          ptx::mma_bf16(c[n], high, b[n][i].z, b[n][i].w);
+        }
+      }
+      request(buffer, first + (s + kAhead) * clusters);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+        *reinterpret_cast<float4*>(partials + ((warp * kBatch + s) * kTiles + n) * 128 + lane * 4) = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
+    }
+    __syncthreads();
+    float* const inbox = exchange + turn * kCluster * P::kValues;
+    for (int v = threadIdx.x; v < kBatch * kTiles * 128; v += kThreads) {
+      float sum = 0.f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += partials[w * kBatch * kTiles * 128 + v];
+      const int e = v & 3, l = (v >> 2) & 31, n = (v >> 7) % kTiles, s = (v >> 7) / kTiles;
+      const int row = (l >> 2) + 8 * (e >> 1), token = n * 8 + 2 * (l & 3) + (e & 1);
+      float* to = inbox + ((rank * kBatch + s) * P::kTokens + token) * P::kOwn + row % P::kOwn;
+      if (kCluster > 1) ptx::cluster_store(to, row / P::kOwn, sum);
+      else *to = sum;
+    }
+    if (first == cluster && p.norm_weight)
+      for (int v = threadIdx.x; v < P::kTokens * kCluster; v += kThreads) {
+        const int token = v % P::kTokens;
+        float sum = 0.f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sum += warp_squares[w * P::kTokens + token];
+        if (kCluster > 1) ptx::cluster_store(block_squares + rank * P::kTokens + token, v / P::kTokens, sum);
+        else block_squares[token] = sum;
+      }
+    if (kCluster > 1) ptx::cluster_sync();
+    else __syncthreads();
+    for (int v = threadIdx.x; v < P::kValues / 2; v += kThreads) {
+      const int own = 2 * v % P::kOwn, token = 2 * v / P::kOwn % P::kTokens, s = 2 * v / P::kOwn / P::kTokens;
+      const int strip = first + s * clusters;
+      if (token >= p.tokens || strip >= strips) continue;
+      float2 y = make_float2(0.f, 0.f);
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r) {
+        const float2 part = *reinterpret_cast<const float2*>(inbox + ((r * kBatch + s) * P::kTokens + token) * P::kOwn + own);
+        y.x += part.x;
+        y.y += part.y;
+      }
+      if (p.norm_weight) {
+        float squares = 0.f;
+#pragma unroll
+        for (int r = 0; r < kCluster; ++r) squares += block_squares[r * P::kTokens + token];
+        const float factor = rsqrtf(squares / p.k + p.epsilon);
+        y.x *= factor;
+        y.y *= factor;
+      }
+      const int row = strip * 16 + rank * P::kOwn + own;
+      if (p.bias) {
+        const float2 f = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.bias) + row));
+        y.x += f.x;
+        y.y += f.y;
+      }
+      const size_t at = static_cast<size_t>(token) * p.rows + row;
+      if (p.residual) {
+        const float2 f = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.residual) + at));
+        y.x += f.x;
+        y.y += f.y;
+      }
+      if (p.float_out) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at) = y;
+      else *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + at) = __floats2bfloat162_rn(y.x, y.y);
+    }
+  }
+  if (kCluster > 1) ptx::cluster_sync();  // no block leaves while another may still write to it
+}
+
+using Kernel = void (*)(GossamerTinyGemmArgs);
+struct Variant {
+  Kernel kernel;
+  int cluster, steps, tokens, bytes;
+};
+template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
+Variant variant() {
+  return {tiny_kernel<kCluster, kSteps, kTiles, kBatch, kAhead>, kCluster, kSteps, 8 * kTiles, Plan<kCluster, kSteps, kTiles, kBatch, kAhead>::kBytes};
+}
+// The first that holds the tokens and the steps is taken.
+const Variant kVariants[] = {
+    variant<2, 3, 1, 6, 3>(), variant<2, 4, 1, 4, 2>(), variant<2, 3, 2, 4, 2>(), variant<2, 4, 2, 4, 2>(),
+    variant<2, 3, 4, 2, 1>(), variant<2, 4, 4, 1, 1>(), variant<4, 2, 8, 1, 1>(),
+};
+bool prepared = false;
+
+}  // namespace
+
+bool prepare_tiny() {
+  for (const Variant& v : kVariants)
+    if (!allow_shared(v.kernel, v.bytes)) return false;
+  return prepared = true;
+}
+
+}  // namespace gossamer::gemm
+
+extern "C" int gossamer_tiny_gemm(const GossamerTinyGemmArgs* p, cudaStream_t stream) {
+  using namespace gossamer;
+  using namespace gossamer::gemm;
+  if (p->tokens < 1 || p->tokens > 64 || p->rows < 16 || p->rows % 16 || p->k < 32 || p->k % 32 || p->k > 4096) return GOSSAMER_BAD_SHAPE;
+  if (!prepared) return GOSSAMER_NOT_PREPARED;
+  for (const Variant& v : kVariants) {
+    const int slices = v.cluster * kWarps, steps = (p->k / 32 + slices - 1) / slices;
+    if (v.tokens < p->tokens || v.steps < steps) continue;
+    const int clusters = multiprocessors() / v.cluster, strips = p->rows / 16;
+    return launch_cluster(v.kernel, dim3((clusters < strips ? clusters : strips) * v.cluster), dim3(kThreads), v.cluster, v.bytes, stream, true, *p);
+  }
+  return GOSSAMER_BAD_SHAPE;
+}
