@@ -28,6 +28,15 @@ impl ByteAlphabet {
         Self { bytes }
     }
 
+    /// Whether the vocabulary entry stands for these bytes.
+    pub fn is_entry_of(&self, entry: &str, bytes: &[u8]) -> bool {
+        let mut bytes = bytes.iter();
+        entry.chars().all(|c| {
+            let byte = self.bytes.get(c as usize).copied().flatten();
+            byte.is_some() && byte == bytes.next().copied()
+        }) && bytes.next().is_none()
+    }
+
     /// The bytes of a vocabulary entry, or `None` where a character is not of the alphabet.
     pub fn decode(&self, entry: &str) -> Option<Vec<u8>> {
         entry.chars().map(|c| self.bytes.get(c as usize).copied().flatten()).collect()
@@ -47,5 +56,9 @@ mod tests {
         assert_eq!(alphabet.decode("Ġhi"), Some(b" hi".to_vec()));
         assert_eq!(alphabet.decode("Ċ"), Some(b"\n".to_vec()));
         assert_eq!(alphabet.decode("▁hi"), None);
+        assert!(alphabet.is_entry_of("Ġhi", b" hi"));
+        for (entry, bytes) in [("Ġhi", &b" h"[..]), ("Ġh", b" hi"), ("▁", b" "), ("", b"x")] {
+            assert!(!alphabet.is_entry_of(entry, bytes), "{entry}");
+        }
     }
 }

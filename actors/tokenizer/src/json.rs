@@ -7,6 +7,7 @@ use tokenizers::models::ModelWrapper;
 
 use crate::byte_level::ByteAlphabet;
 use crate::error::TokenizerError;
+use crate::rank_bpe::O200K_PATTERN;
 use crate::vocabulary::{Entry, Vocabulary};
 
 /// A tokenizer as its file describes it.
@@ -17,12 +18,9 @@ pub struct JsonTokenizer {
 }
 
 /// Reads `path`. Refuses everything but byte-level BPE: other kinds cannot say which bytes a token stands for.
-pub fn load(path: &Path) -> Result<(Vocabulary, JsonTokenizer), TokenizerError> {
+pub fn load(path: &Path, bytes: &[u8]) -> Result<(Vocabulary, JsonTokenizer), TokenizerError> {
     let parse = |reason: String| TokenizerError::Parse { path: path.to_owned(), reason };
-    let bytes =
-        std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
-    let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| parse(e.to_string()))?;
-    drop(bytes);
+    let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| parse(e.to_string()))?;
     let not_byte_level =
         |found: &str| TokenizerError::NotByteLevel { path: path.to_owned(), found: found.into() };
     match inner.get_model() {
@@ -53,11 +51,11 @@ pub fn load(path: &Path) -> Result<(Vocabulary, JsonTokenizer), TokenizerError> 
     for (name, id) in inner.get_vocab(false) {
         // Entries outside the alphabet are added tokens, which follow.
         if let Some(bytes) = alphabet.decode(&name) {
-            put(id, Entry { bytes, special: false });
+            put(id, Entry { bytes: bytes.into(), special: false });
         }
     }
     for (id, token) in &added {
-        put(*id, Entry { bytes: token.content.clone().into_bytes(), special: token.special });
+        put(*id, Entry { bytes: token.content.clone().into_bytes().into(), special: token.special });
     }
     let sliceable = inner.get_normalizer().is_none()
         && is_blank_prefixing(&pre_tokenizer)
@@ -86,16 +84,20 @@ fn mentions_byte_level(node: &Value) -> bool {
 
 /// Whether the pre-tokenizer is one of the byte-level family whose pieces begin, but never go on, with a blank.
 fn is_blank_prefixing(node: &Value) -> bool {
-    let byte_level = |node: &Value, with_pattern: bool| {
-        node["type"] == "ByteLevel" && node["add_prefix_space"] == false && node["use_regex"] == with_pattern
-    };
-    if byte_level(node, true) {
-        return true;
-    }
+    is_byte_level(node, true) || is_o200k_pre_tokenizer(node)
+}
+
+fn is_byte_level(node: &Value, with_pattern: bool) -> bool {
+    node["type"] == "ByteLevel" && node["add_prefix_space"] == false && node["use_regex"] == with_pattern
+}
+
+/// Whether the pre-tokenizer is that of the built-in vocabulary, in either way of writing it.
+pub fn is_o200k_pre_tokenizer(node: &Value) -> bool {
     let Some([split, bytes]) = node["pretokenizers"].as_array().map(Vec::as_slice) else { return false };
+    let keeps_matches = (split["behavior"] == "Isolated" && split["invert"] == false)
+        || (split["behavior"] == "Removed" && split["invert"] == true);
     split["type"] == "Split"
-        && split["behavior"] == "Isolated"
-        && split["invert"] == false
-        && split["pattern"]["Regex"] == tiktoken_rs::O200K_BASE_PAT_STR
-        && byte_level(bytes, false)
+        && keeps_matches
+        && split["pattern"]["Regex"] == O200K_PATTERN
+        && is_byte_level(bytes, false)
 }

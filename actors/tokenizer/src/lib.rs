@@ -18,6 +18,7 @@ mod detokenizer;
 mod encode;
 mod error;
 mod json;
+mod o200k_file;
 mod pool;
 mod rank_bpe;
 mod slices;

@@ -12,6 +12,8 @@ use regex::Regex;
 use crate::error::TokenizerError;
 use crate::vocabulary::{Entry, Vocabulary};
 
+/// The vocabulary's pattern for cutting a text into pieces.
+pub const O200K_PATTERN: &str = include_str!(concat!(env!("OUT_DIR"), "/o200k_pattern.txt"));
 /// The look-ahead alternative of the vocabulary's pattern.
 const LOOK_AHEAD: &str = r"|\s+(?!\S)";
 /// Pieces longer than this are merged with a heap: O(n log n) instead of O(n²).
@@ -26,31 +28,25 @@ pub struct RankBpe {
     slots: Vec<u32>,
 }
 
-/// Builds the o200k_harmony vocabulary and its encoder. Takes a few tenths of a second, so callers do it
-/// only for models that need it.
-pub fn o200k_harmony() -> Result<(Vocabulary, RankBpe), TokenizerError> {
-    let embedded = |reason: String| TokenizerError::Embedded { reason };
-    let source = tiktoken_rs::o200k_harmony().map_err(|e| embedded(e.to_string()))?;
-    let special = source.special_tokens();
-    let mut entries: Vec<Option<Entry>> = Vec::with_capacity(201_088);
-    for id in 0..201_088u32 {
-        // Ids that the vocabulary leaves out stay empty.
-        entries.push(source.decode_bytes(&[id]).ok().map(|bytes| Entry { bytes, special: false }));
+/// The encoder of the built-in vocabulary and the entries of its tokens, by id.
+pub fn o200k_harmony() -> Result<(Vec<Option<Entry>>, RankBpe), TokenizerError> {
+    let embedded = |reason: &str| TokenizerError::Embedded { reason: reason.to_owned() };
+    // Packed by the build script, which describes the format.
+    let mut block: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/o200k_harmony.bin"));
+    let mut entries = Vec::with_capacity(1 << 18);
+    while let Some((length, rest)) = block.split_first_chunk::<2>() {
+        let length = u16::from_le_bytes(*length);
+        let special = length >> 15 == 1;
+        let (bytes, rest) = rest
+            .split_at_checked((length & 0x7FFF) as usize)
+            .ok_or_else(|| embedded("it ends within a token"))?;
+        entries.push((!bytes.is_empty()).then(|| Entry { bytes: bytes.into(), special }));
+        block = rest;
     }
-    for name in special {
-        let ids = source.encode_with_special_tokens(name);
-        let [id] = ids[..] else {
-            return Err(embedded(format!("expected one id for {name}, got {}", ids.len())));
-        };
-        if let Some(Some(entry)) = entries.get_mut(id as usize) {
-            entry.special = true;
-        }
-    }
-    let vocabulary = Vocabulary::new(entries);
-    let pattern = tiktoken_rs::O200K_BASE_PAT_STR.replace(LOOK_AHEAD, "");
-    let pattern = Regex::new(&pattern).map_err(|e| embedded(e.to_string()))?;
-    let bpe = RankBpe::new(&vocabulary, pattern);
-    Ok((vocabulary, bpe))
+    let pattern = O200K_PATTERN.replace(LOOK_AHEAD, "");
+    let pattern = Regex::new(&pattern).map_err(|e| embedded(&e.to_string()))?;
+    let bpe = RankBpe::new(&entries, pattern);
+    Ok((entries, bpe))
 }
 
 fn hash(bytes: &[u8]) -> usize {
@@ -64,19 +60,16 @@ fn hash(bytes: &[u8]) -> usize {
 }
 
 impl RankBpe {
-    fn new(vocabulary: &Vocabulary, pattern: Regex) -> Self {
-        let mut slots = vec![EMPTY; (vocabulary.len() * 2).next_power_of_two()];
+    fn new(entries: &[Option<Entry>], pattern: Regex) -> Self {
+        let mut slots = vec![EMPTY; (entries.len() * 2).next_power_of_two()];
         let mask = slots.len() - 1;
-        for id in 0..vocabulary.len() as u32 {
-            let bytes = vocabulary.token_bytes(id);
-            if bytes.is_empty() || vocabulary.is_special(id) {
-                continue;
-            }
-            let mut slot = hash(bytes) & mask;
+        for (id, entry) in entries.iter().enumerate() {
+            let Some(entry) = entry.as_ref().filter(|entry| !entry.special) else { continue };
+            let mut slot = hash(&entry.bytes) & mask;
             while slots[slot] != EMPTY {
                 slot = (slot + 1) & mask;
             }
-            slots[slot] = id;
+            slots[slot] = id as u32;
         }
         Self { pattern, slots }
     }

@@ -6,6 +6,7 @@ use crate::detokenizer::Detokenizer;
 use crate::encode::{EncodeCursor, Segment};
 use crate::error::TokenizerError;
 use crate::json::{self, JsonTokenizer};
+use crate::o200k_file;
 use crate::rank_bpe::{self, RankBpe};
 use crate::vocabulary::Vocabulary;
 
@@ -51,7 +52,12 @@ impl Tokenizer {
     /// # Errors
     /// See [`load`](Self::load).
     pub fn from_file(path: &Path) -> Result<Self, TokenizerError> {
-        let (vocabulary, encoder) = json::load(path)?;
+        let bytes =
+            std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+        if let Some((vocabulary, encoder)) = o200k_file::recognise(&bytes)? {
+            return Ok(Self { vocabulary, encoder: Encoder::Rank(encoder) });
+        }
+        let (vocabulary, encoder) = json::load(path, &bytes)?;
         Ok(Self { vocabulary, encoder: Encoder::Json(Box::new(encoder)) })
     }
 
@@ -60,8 +66,8 @@ impl Tokenizer {
     /// # Errors
     /// The built-in table is damaged, which no input can cause.
     pub fn o200k_harmony() -> Result<Self, TokenizerError> {
-        let (vocabulary, encoder) = rank_bpe::o200k_harmony()?;
-        Ok(Self { vocabulary, encoder: Encoder::Rank(encoder) })
+        let (entries, encoder) = rank_bpe::o200k_harmony()?;
+        Ok(Self { vocabulary: Vocabulary::new(entries), encoder: Encoder::Rank(encoder) })
     }
 
     /// One more than the largest id.

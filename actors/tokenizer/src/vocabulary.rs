@@ -1,11 +1,12 @@
 //! The table of tokens: id to bytes, and which ids are special.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// One entry on its way into a [`Vocabulary`].
 pub struct Entry {
     /// The bytes that the token stands for; for a special token its name.
-    pub bytes: Vec<u8>,
+    pub bytes: Cow<'static, [u8]>,
     /// Whether the token is special: never made from text, never shown as text.
     pub special: bool,
 }
@@ -19,6 +20,8 @@ pub struct Vocabulary {
     special_ids: HashMap<String, u32>,
     /// Distinct lengths of special names, longest first.
     special_lengths: Vec<usize>,
+    /// Which bytes begin a special name; most texts have few of them.
+    special_starts: [bool; 256],
 }
 
 impl Vocabulary {
@@ -30,6 +33,7 @@ impl Vocabulary {
             special: Vec::with_capacity(entries.len()),
             special_ids: HashMap::new(),
             special_lengths: Vec::new(),
+            special_starts: [false; 256],
         };
         for (id, entry) in entries.into_iter().enumerate() {
             if let Some(entry) = &entry {
@@ -37,6 +41,7 @@ impl Vocabulary {
                 if entry.special && !entry.bytes.is_empty() {
                     let name = String::from_utf8_lossy(&entry.bytes).into_owned();
                     table.special_lengths.push(name.len());
+                    table.special_starts[entry.bytes[0] as usize] = true;
                     table.special_ids.insert(name, id as u32);
                 }
             }
@@ -78,6 +83,9 @@ impl Vocabulary {
 
     /// The special token whose name `text` begins with; of several the longest. Length and id.
     pub fn special_prefix(&self, text: &str) -> Option<(usize, u32)> {
+        if !text.bytes().next().is_some_and(|first| self.special_starts[first as usize]) {
+            return None;
+        }
         self.special_lengths.iter().find_map(|&len| {
             let name = text.get(..len)?;
             Some((len, self.special_id(name)?))

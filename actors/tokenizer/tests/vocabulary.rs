@@ -156,6 +156,62 @@ fn what_cannot_be_loaded_says_what_to_do() {
     ));
 }
 
+/// A tokenizer.json with the vocabulary of gpt-oss, as it is published, after `change` was made to it.
+fn published_file(change: impl FnOnce(&mut serde_json::Value)) -> (tempfile::TempDir, Tokenizer) {
+    use serde_json::{Map, Value, json};
+    // The printable alphabet of byte-level vocabularies.
+    let mut shown: Vec<char> = (0..=255u8).map(char::from).collect();
+    let hidden = (0..=255usize).filter(|b| !matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF));
+    for (byte, code) in hidden.zip(0x100u32..) {
+        shown[byte] = char::from_u32(code).unwrap();
+    }
+    let vocab: Map<String, Value> = (0..199_998)
+        .map(|id| (O200K.token_bytes(id).iter().map(|&b| shown[b as usize]).collect(), json!(id)))
+        .collect();
+    let added: Vec<Value> =
+        [(199_999, "<|endoftext|>"), (200_006, "<|start|>"), (200_018, "<|endofprompt|>")]
+            .iter()
+            .map(|(id, content)| {
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+            })
+            .collect();
+    let mut file = json!({
+        "version": "1.0", "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": tiktoken_rs::O200K_BASE_PAT_STR}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
+        ]},
+        "model": {"type": "BPE", "dropout": null, "ignore_merges": true, "vocab": vocab, "merges": []}
+    });
+    change(&mut file);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(dir.path(), 201_088).unwrap();
+    (dir, tokenizer)
+}
+
+#[test]
+fn the_published_file_of_gpt_oss_is_recognised_and_a_changed_one_is_not() {
+    // The file has no merges, so only the built-in encoder makes more than single bytes of unknown words.
+    let word = "tokenizations";
+    let expected = O200K.encode_ordinary(word);
+    let (_dir, published) = published_file(|_| {});
+    assert_eq!(published.encode_ordinary(word), expected);
+    assert_eq!(published.special_id("<|endofprompt|>"), Some(200_018));
+    assert_eq!(published.special_id("<|reserved_200018|>"), None);
+    assert_eq!(published.vocab_size(), 200_019);
+    assert_eq!(published.text_bytes(201_000), b"");
+    let (_dir, changed) = published_file(|file| {
+        file["model"]["vocab"].as_object_mut().unwrap().remove("Ġthe");
+    });
+    assert_ne!(
+        changed.encode_ordinary(word),
+        expected,
+        "a file with another vocabulary takes the general way"
+    );
+}
+
 /// Texts that reach every alternative of the vocabulary's pattern.
 fn awkward_text() -> impl Strategy<Value = String> {
     let parts = prop::sample::select(vec![
