@@ -20,15 +20,20 @@
 //! - A launch allocates nothing: what it needs is in the workspace that `workspace()` announced.
 
 mod backend;
+#[cfg(gossamer_cuda)]
+mod cuda;
 pub mod isa;
 mod math;
 mod memory;
 mod ops;
+mod plugin;
 mod pool;
 mod product;
 mod repack;
+pub mod roofs;
 
 pub use backend::Fallback;
 pub use isa::Isa;
+pub use plugin::Plugin;
 
-gossamer_backend_api::export_backend!(Fallback, "fallback", env!("CARGO_PKG_VERSION"));
+gossamer_backend_api::export_backend!(Plugin, "fallback", env!("CARGO_PKG_VERSION"));

@@ -1,0 +1,155 @@
+//! Roofs of the machine, measured: what kernels are compared with.
+//!
+//! A shared machine's roofs change by the minute, so measure them in the run that they are compared with. Each figure is
+//! the best of several rounds over all threads together.
+
+use crate::isa::{Isa, Task};
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// Rounds of a measurement; the best one counts.
+const ROUNDS: usize = 5;
+
+/// Bytes a second that `threads` threads read from memory, over a buffer of `bytes` that no cache should hold.
+pub fn read_bandwidth(threads: usize, bytes: usize) -> f64 {
+    let words = (bytes / 8 / threads).next_multiple_of(8 * LINE_WORDS);
+    let buffers: Vec<Vec<u64>> = (0..threads).map(|_| vec![1u64; words]).collect();
+    let seconds = best(threads, |thread| {
+        std::hint::black_box(read(&buffers[thread]));
+    });
+    (words * 8 * threads) as f64 / seconds
+}
+
+/// Words of a cache line.
+const LINE_WORDS: usize = 8;
+
+/// Reads every line of the buffer: eight streams, as kernels that walk several rows do.
+fn read(buffer: &[u64]) -> u64 {
+    struct Read<'a>(&'a [u64], &'a mut u64);
+    impl Task for Read<'_> {
+        #[inline(always)]
+        unsafe fn run(self) {
+            let stream = self.0.len() / 4;
+            let (a, rest) = self.0.split_at(stream);
+            let (b, rest) = rest.split_at(stream);
+            let (c, d) = rest.split_at(stream);
+            let mut sums = [0u64; 4 * LINE_WORDS];
+            let lines = a.as_chunks::<LINE_WORDS>().0.iter().zip(b.as_chunks::<LINE_WORDS>().0);
+            let lines = lines.zip(c.as_chunks::<LINE_WORDS>().0).zip(d.as_chunks::<LINE_WORDS>().0);
+            for (((a, b), c), d) in lines {
+                for i in 0..LINE_WORDS {
+                    sums[i] = sums[i].wrapping_add(a[i]);
+                    sums[LINE_WORDS + i] = sums[LINE_WORDS + i].wrapping_add(b[i]);
+                    sums[2 * LINE_WORDS + i] = sums[2 * LINE_WORDS + i].wrapping_add(c[i]);
+                    sums[3 * LINE_WORDS + i] = sums[3 * LINE_WORDS + i].wrapping_add(d[i]);
+                }
+            }
+            *self.1 = sums.iter().fold(0, |total, sum| total.wrapping_add(*sum));
+        }
+    }
+    let mut total = 0;
+    enter(Read(buffer, &mut total));
+    total
+}
+
+/// Runs a task under the widest float32 vectors of this machine.
+fn enter<T: Task>(task: T) {
+    use crate::isa::Simd;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the sets were asked for; the tasks of this module have no pointers.
+    unsafe {
+        if Isa::Avx512.is_available() {
+            return crate::isa::avx512::Avx512::enter(task);
+        }
+        if Isa::Avx2.is_available() {
+            return crate::isa::avx2::Avx2::enter(task);
+        }
+    }
+    // SAFETY: plain Rust is always there; the tasks of this module have no pointers.
+    unsafe { crate::isa::scalar::Scalar::enter(task) }
+}
+
+/// Multiply-adds in a row of one measurement, per accumulator.
+const STEPS: usize = 2_000_000;
+/// Independent accumulators: enough to hide the latency of any multiply-add unit.
+const CHAINS: usize = 12;
+
+/// Operations a second in float32 (a multiply-add is two) of `threads` threads.
+pub fn float32_flops(threads: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use crate::isa::{avx2::Avx2, avx512::Avx512};
+        if Isa::Avx512.is_available() {
+            return chains::<crate::isa::Single<Avx512>>(threads, 2 * 16);
+        }
+        if Isa::Avx2.is_available() {
+            return chains::<crate::isa::Single<Avx2>>(threads, 2 * 8);
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    return chains::<crate::isa::Single<crate::isa::neon::Neon>>(threads, 2 * 4);
+    #[cfg(not(target_arch = "aarch64"))]
+    chains::<crate::isa::Single<crate::isa::scalar::Scalar>>(threads, 2 * 8)
+}
+
+/// Operations a second in bfloat16 dot products; `None` where the processor has none.
+pub fn bfloat16_flops(threads: usize) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Avx512Bf16.is_available() {
+        return Some(chains::<crate::isa::avx512bf16::Dot>(threads, 2 * 32));
+    }
+    let _ = threads;
+    None
+}
+
+/// Chains of multiply-adds on a core; `operations` per step of a chain.
+fn chains<C: crate::isa::Core>(threads: usize, operations: usize) -> f64 {
+    struct Chains<C>(std::marker::PhantomData<C>);
+    impl<C: crate::isa::Core> Task for Chains<C> {
+        #[inline(always)]
+        unsafe fn run(self) {
+            let ones = [C::Elem::default(); 64];
+            // SAFETY: an operand has at most 64 elements; the caller is under `C::enter`.
+            unsafe {
+                let x = C::load(std::hint::black_box(&ones).as_ptr());
+                let mut acc = [C::zero(); CHAINS];
+                for _ in 0..STEPS {
+                    for acc in &mut acc {
+                        *acc = C::mac(*acc, x, x);
+                    }
+                }
+                std::hint::black_box(acc.map(|acc| C::sum(acc)));
+            }
+        }
+    }
+    let seconds = best(threads, |_| {
+        // SAFETY: the caller checked that the machine has the core.
+        unsafe { C::enter(Chains::<C>(std::marker::PhantomData)) }
+    });
+    (threads * STEPS * CHAINS * operations) as f64 / seconds
+}
+
+/// Seconds of the fastest round in which all threads run `body` at once.
+fn best(threads: usize, body: impl Fn(usize) + Sync) -> f64 {
+    let barrier = Barrier::new(threads + 1);
+    let mut best = f64::INFINITY;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (barrier, body) = (&barrier, &body);
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    barrier.wait();
+                    body(thread);
+                    barrier.wait();
+                }
+            });
+        }
+        for _ in 0..ROUNDS {
+            barrier.wait();
+            let start = Instant::now();
+            barrier.wait();
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+    });
+    best
+}
