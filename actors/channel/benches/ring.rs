@@ -17,7 +17,8 @@ use ipc_channel::ipc::{self, IpcBytesReceiver, IpcBytesSender};
 
 const LONG: Duration = Duration::from_secs(20);
 const SIZES: [usize; 3] = [64, 1024, 65536];
-const SPINNING: Spin = Spin::for_at_most(Duration::from_millis(1));
+/// What `Spin::auto` does where cores can be spared.
+const SPINNING: Spin = Spin::for_at_most(Duration::from_micros(20));
 
 /// One direction of a transport: sends and receives whole messages.
 trait Tx: Send + 'static {

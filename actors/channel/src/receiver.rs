@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::copy;
 use crate::protocol::{advance, wait};
-use crate::ring::{AttachError, SKIP, View, stamp, take};
+use crate::ring::{AttachError, SKIP, View, check_positions, stamp, take};
 use crate::segment::Segment;
 use crate::wait::{Shared, Spin, Until};
 
@@ -63,9 +63,7 @@ impl Receiver {
         let generation = view.generation(reader).load(Ordering::Acquire);
         let head = view.head(reader).load(Ordering::Acquire);
         let tail = view.tail().load(Ordering::Acquire);
-        if tail.checked_sub(head).is_none_or(|behind| behind > slots) {
-            return Err(AttachError::Position { head, tail, slots });
-        }
+        check_positions(head, tail, slots)?;
         Ok(Self { view, reader, generation, head, tail, spin, scratch: Vec::new(), damage: None })
     }
 

@@ -42,6 +42,8 @@ const LINES_PER_READER: usize = 3;
 
 /// Readers a ring can have; more is a damaged geometry.
 pub const MAX_READERS: usize = 1024;
+/// Positions stay below this: a ring would take centuries to get there, and sums of positions cannot overflow.
+const POSITIONS: u64 = 1 << 62;
 /// The length field of a skip mark.
 pub(crate) const SKIP: u32 = u32::MAX;
 /// Mixed into stamps, so that zeroed or repeated memory is not taken for a message.
@@ -326,6 +328,14 @@ impl View {
             gate.wake();
         }
     }
+}
+
+/// Checks the positions that an attaching end finds.
+pub(crate) fn check_positions(head: u64, tail: u64, slots: u64) -> Result<(), AttachError> {
+    if tail >= POSITIONS || tail.checked_sub(head).is_none_or(|behind| behind > slots) {
+        return Err(AttachError::Position { head, tail, slots });
+    }
+    Ok(())
 }
 
 /// Takes an end for this process.

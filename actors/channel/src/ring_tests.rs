@@ -270,6 +270,19 @@ fn a_geometry_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn positions_that_cannot_be_are_refused_when_attaching() {
+    for (head, tail) in [(0, 5), (1, 0), (u64::MAX, u64::MAX), (1 << 62, 1 << 62), (0, u64::MAX)] {
+        let segment = segment(64, 4, 1);
+        let view = View::new(Arc::clone(&segment)).unwrap();
+        view.head(0).store(head, Ordering::Relaxed);
+        view.tail().store(tail, Ordering::Relaxed);
+        let error = Receiver::attach(Arc::clone(&segment), 0, Spin::NONE).unwrap_err();
+        assert!(matches!(error, AttachError::Position { .. }), "{head} {tail}: {error}");
+        assert_eq!(Sender::attach(segment, Spin::NONE).is_err(), tail >= 1 << 62);
+    }
+}
+
+#[test]
 fn a_damaged_index_length_or_stamp_is_an_error_that_stays() {
     type Damage = fn(&View);
     let damages: [(&str, Damage); 5] = [

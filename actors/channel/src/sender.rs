@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::copy::WordWriter;
 use crate::protocol::{Gate, advance, wait};
-use crate::ring::{AttachError, SKIP, View, stamp, take};
+use crate::ring::{AttachError, SKIP, View, check_positions, stamp, take};
 use crate::segment::Segment;
 use crate::wait::{Shared, Spin, Until};
 
@@ -71,6 +71,7 @@ impl Sender {
         let view = View::new(segment)?;
         take(view.writer_owner(), || "writer".to_owned())?;
         let tail = view.tail().load(Ordering::Acquire);
+        check_positions(tail, tail, view.geometry.slots)?;
         let heads = vec![Some(tail); view.geometry.readers];
         Ok(Self { view, tail, heads, spin })
     }
