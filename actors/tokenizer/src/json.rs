@@ -8,6 +8,7 @@ use tokenizers::models::ModelWrapper;
 use crate::byte_level::ByteAlphabet;
 use crate::error::TokenizerError;
 use crate::rank_bpe::O200K_PATTERN;
+use crate::slices::is_safe_pattern;
 use crate::vocabulary::{Entry, Vocabulary};
 
 /// A tokenizer as its file describes it.
@@ -84,20 +85,24 @@ fn mentions_byte_level(node: &Value) -> bool {
 
 /// Whether the pre-tokenizer is one of the byte-level family whose pieces begin, but never go on, with a blank.
 fn is_blank_prefixing(node: &Value) -> bool {
-    is_byte_level(node, true) || is_o200k_pre_tokenizer(node)
+    is_byte_level(node, true) || split_pattern(node).is_some_and(is_safe_pattern)
 }
 
 fn is_byte_level(node: &Value, with_pattern: bool) -> bool {
     node["type"] == "ByteLevel" && node["add_prefix_space"] == false && node["use_regex"] == with_pattern
 }
 
-/// Whether the pre-tokenizer is that of the built-in vocabulary, in either way of writing it.
-pub fn is_o200k_pre_tokenizer(node: &Value) -> bool {
-    let Some([split, bytes]) = node["pretokenizers"].as_array().map(Vec::as_slice) else { return false };
+/// The pattern of a pre-tokenizer that cuts a text into the pattern's matches and writes them as bytes.
+fn split_pattern(node: &Value) -> Option<&str> {
+    let [split, bytes] = node["pretokenizers"].as_array()?.as_slice() else { return None };
+    // Both ways of writing it keep the matches as the pieces.
     let keeps_matches = (split["behavior"] == "Isolated" && split["invert"] == false)
         || (split["behavior"] == "Removed" && split["invert"] == true);
-    split["type"] == "Split"
-        && keeps_matches
-        && split["pattern"]["Regex"] == O200K_PATTERN
-        && is_byte_level(bytes, false)
+    let fits = split["type"] == "Split" && keeps_matches && is_byte_level(bytes, false);
+    split["pattern"]["Regex"].as_str().filter(|_| fits)
+}
+
+/// Whether the pre-tokenizer is that of the built-in vocabulary.
+pub fn is_o200k_pre_tokenizer(node: &Value) -> bool {
+    split_pattern(node) == Some(O200K_PATTERN)
 }

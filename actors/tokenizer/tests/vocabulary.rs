@@ -212,6 +212,14 @@ fn the_published_file_of_gpt_oss_is_recognised_and_a_changed_one_is_not() {
     );
 }
 
+/// The tokenizer of the demo model, which the repository ships.
+fn demo_tokenizer() -> &'static Tokenizer {
+    static DEMO: LazyLock<Tokenizer> = LazyLock::new(|| {
+        Tokenizer::load(concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo/model").as_ref(), 3072).unwrap()
+    });
+    &DEMO
+}
+
 /// Texts that reach every alternative of the vocabulary's pattern.
 fn awkward_text() -> impl Strategy<Value = String> {
     let parts = prop::sample::select(vec![
@@ -261,7 +269,7 @@ proptest! {
 
     #[test]
     fn encoding_in_slices_changes_nothing(text in awkward_text(), budget in 1usize..30) {
-        for tokenizer in [&*O200K, small_tokenizer()] {
+        for tokenizer in [&*O200K, small_tokenizer(), demo_tokenizer()] {
             let mut cursor = EncodeCursor::new(vec![Segment::Text(text.clone())]);
             while !cursor.step(tokenizer, budget) {}
             prop_assert_eq!(cursor.into_ids(), tokenizer.encode_ordinary(&text));
@@ -270,7 +278,7 @@ proptest! {
 
     #[test]
     fn text_survives_encoding_and_holds_no_special_token(text in awkward_text()) {
-        for tokenizer in [&*O200K, small_tokenizer()] {
+        for tokenizer in [&*O200K, small_tokenizer(), demo_tokenizer()] {
             let ids = tokenizer.encode_ordinary(&text);
             prop_assert!(ids.iter().all(|&id| !tokenizer.is_special(id)));
             prop_assert_eq!(tokenizer.decode(&ids, true), &*text);
@@ -285,8 +293,12 @@ proptest! {
 
 #[test]
 fn hostile_texts_are_encoded_in_full() {
-    for text in [" ".repeat(1 << 20), "a".repeat(1 << 20), "\n ".repeat(1 << 19), "뷁".repeat(1 << 18)] {
-        let ids = O200K.encode_ordinary(&text);
-        assert!(O200K.decode(&ids, true) == text, "a text of {} bytes came back changed", text.len());
+    for (tokenizer, size) in [(&*O200K, 1 << 19), (demo_tokenizer(), 1 << 17)] {
+        for part in [" ", "a", "\n ", "뷁", "!", "<|"] {
+            let mut text = part.repeat(size / part.len());
+            text.push('x');
+            let ids = tokenizer.encode_ordinary(&text);
+            assert!(tokenizer.decode(&ids, true) == text, "{size} bytes of {part:?} came back changed");
+        }
     }
 }

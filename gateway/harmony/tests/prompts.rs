@@ -7,8 +7,10 @@ mod common;
 
 use common::O200K;
 use gossamer_harmony::{
-    ControlIds, Conversation, Message, Piece, RenderError, SystemBlock, Tool, ToolCall, render, segments,
+    ChatOutputOptions, ControlIds, Conversation, Ending, Message, Piece, RenderError, SystemBlock, Tool,
+    ToolCall, render, segments,
 };
+use gossamer_tokenizer::{StopStrings, Tokenizer};
 use serde_json::json;
 
 fn conversation(messages: Vec<Message>, tools: Vec<Tool>) -> Conversation {
@@ -198,4 +200,34 @@ fn parallel_calls_and_empty_replies_are_kept() {
     assert!(!text.contains("commentary<|message|><|end|>"), "no empty preamble: {text}");
     let empty = O200K.decode(&prompt(&conversation(vec![assistant(None, Some(""), vec![])], vec![])), false);
     assert!(empty.contains("<|channel|>final<|message|><|end|>"), "{empty}");
+}
+
+#[test]
+fn the_demo_models_own_vocabulary_renders_and_reads_harmony() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo/model");
+    let config = std::fs::read(format!("{dir}/config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let vocab_size = config["vocab_size"].as_u64().unwrap() as usize;
+    let tokenizer = std::sync::Arc::new(Tokenizer::load(dir.as_ref(), vocab_size).unwrap());
+    let control = ControlIds::find(&tokenizer).unwrap();
+    let text = "Say <|end|> and \u{1F999}, 한국어!\n";
+    let pieces = render(&conversation(vec![user(text)], vec![weather()])).unwrap();
+    let ids = tokenizer.encode_segments(segments(pieces.clone(), &control));
+    let specials = ids.iter().filter(|&&id| tokenizer.is_special(id)).count();
+    assert_eq!(specials, pieces.iter().filter(|piece| matches!(piece, Piece::Control(_))).count());
+    let spelled: String = pieces
+        .iter()
+        .map(|piece| match piece {
+            Piece::Control(token) => token.name(),
+            Piece::Text(text) => text,
+        })
+        .collect();
+    assert_eq!(tokenizer.decode(&ids, false), spelled);
+
+    let generated = tokenizer.encode_with_special(
+        "<|channel|>analysis<|message|>AAA<|end|><|start|>assistant<|channel|>final<|message|>Hi \u{1F999}!<|return|>",
+    );
+    let options = ChatOutputOptions { tokenizer, control, stops: StopStrings::default(), tools: [].into() };
+    let reply = common::reply_in(options, generated.chunks(1), Ending::Stop);
+    assert_eq!((reply.reasoning.as_str(), reply.content.as_str()), ("AAA", "Hi \u{1F999}!"));
 }
