@@ -279,7 +279,7 @@ impl<P: Pulse> Loop<'_, P> {
                     &format!("requests-{index}"),
                     link.receiver,
                     &self.sender,
-                    { move |message| Input::Request { server: index, link: epoch, message } },
+                    move |message| Input::Request { server: index, link: epoch, message },
                     move |reason| Some(Input::RequestsEnded { server: index, link: epoch, reason }),
                 )?;
                 let mut server = ServerLink::new(epoch, link.sender, bridge);
