@@ -5,6 +5,7 @@
 //! per operation and token count ([`tuner`]). Nothing here loads weights, owns memory or launches kernels: that is the
 //! worker's.
 
+pub mod cost;
 pub mod graph;
 pub mod passes;
 mod select;

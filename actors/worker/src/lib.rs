@@ -12,6 +12,7 @@ mod memory;
 mod model;
 pub mod pool;
 pub mod process;
+mod sim;
 mod slots;
 mod weights;
 
@@ -20,5 +21,6 @@ pub use graph_report::GraphReport;
 pub use kv::{KvBudget, KvError, KvPool};
 pub use memory::MemoryError;
 pub use model::{Model, ModelError, ModelOptions, Program, ProgramError};
+pub use sim::{Script, ScriptError, Sim, SimError};
 pub use slots::{BlockTable, Occurrences, PlanError, Slot, SlotLimits, SlotTable};
 pub use weights::{CheckpointError, Weights, WeightsError};

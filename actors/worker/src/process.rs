@@ -14,6 +14,7 @@ use crate::backends::{self, BackendsError};
 use crate::executor::{Executor, ExecutorError};
 use crate::model::{Model, ModelError, ModelOptions};
 use crate::pool::{self, PoolError};
+use crate::sim::{Sim, SimError};
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::{Device, ModelConfig, ModelConfigError, ServeConfig};
 use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState};
@@ -40,8 +41,11 @@ pub enum ProcessError {
     /// The model could not be opened.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The simulated device could not be opened.
+    #[error(transparent)]
+    Sim(#[from] SimError),
     /// The device has no executor in this build.
-    #[error("--device {0}: this worker has no executor for it; use --device cpu")]
+    #[error("--device {0}: this worker has no executor for it; use --device cpu or sim")]
     NoExecutor(String),
     /// A plan could not be run.
     #[error(transparent)]
@@ -61,6 +65,7 @@ pub enum ProcessError {
 pub fn open_executor(config: &ServeConfig, rank: u32) -> Result<Box<dyn Executor>, ProcessError> {
     match config.device {
         Device::Cpu | Device::Auto => Ok(Box::new(open_model(config, rank)?)),
+        Device::Sim => Ok(Box::new(Sim::open(config, rank)?)),
         other => Err(ProcessError::NoExecutor(format!("{other:?}").to_lowercase())),
     }
 }
