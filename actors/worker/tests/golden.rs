@@ -1,0 +1,158 @@
+//! The model against reference logits: small random checkpoints with the float32 logits and greedy tokens of another
+//! implementation, and the error that its plain bfloat16 run makes.
+//!
+//! `golden-a` is a fixture. A second checkpoint is used where it can be found: at `GOSSAMER_GOLDEN_B`, or beside the
+//! repository.
+
+mod common;
+
+use common::{Answer, Driver, Request, fixture, open, options};
+use gossamer_backend_api::DType;
+use gossamer_kernels::passes::{PASSES, parse_disabled};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    greedy_margin: Vec<f32>,
+    last_logits: Vec<f32>,
+    bf16_last_rel_error: f64,
+}
+
+/// Float32 results may differ by this much, relative in the L2 norm.
+const BOUND: f64 = 1e-4;
+/// Tokens are compared where the two best logits are further apart.
+const MARGIN: f32 = 1e-3;
+/// A bfloat16 run may err this much more than the reference's.
+const BF16_FACTOR: f64 = 1.5;
+
+fn checkpoints() -> Vec<(PathBuf, Golden)> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden/b");
+    let second = std::env::var_os("GOSSAMER_GOLDEN_B").map(PathBuf::from);
+    let second = second.or_else(|| beside.is_dir().then_some(beside));
+    std::iter::once(fixture("golden-a"))
+        .chain(second)
+        .map(|directory| {
+            let text = std::fs::read_to_string(directory.join("golden.json")).unwrap();
+            let golden = serde_json::from_str(&text).unwrap();
+            (directory, golden)
+        })
+        .collect()
+}
+
+fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let square = |value: f64| value * value;
+    let difference: f64 = got.iter().zip(expected).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let norm: f64 = expected.iter().map(|value| square(f64::from(*value))).sum();
+    (difference / norm).sqrt()
+}
+
+fn requests(golden: &Golden) -> Vec<Request> {
+    golden.cases.iter().map(|case| Request::greedy(&case.prompt, case.greedy.len())).collect()
+}
+
+fn check_float32(name: &str, golden: &Golden, answers: &[Answer]) {
+    for (case, answer) in golden.cases.iter().zip(answers) {
+        let error = relative_error(&answer.logits, &case.last_logits);
+        let label = format!("{name}, prompt of {}", case.prompt.len());
+        println!("{label}: relative error {error:.2e}");
+        assert!(error <= BOUND, "{label}: relative error {error:.2e} is above {BOUND:.0e}");
+        for (at, (got, expected)) in answer.tokens.iter().zip(&case.greedy).enumerate() {
+            if got != expected {
+                let margin = case.greedy_margin[at];
+                assert!(
+                    margin <= MARGIN,
+                    "{label}: token {at} is {got}, expected {expected} (margin {margin})"
+                );
+                break;
+            }
+        }
+    }
+}
+
+fn bits(answers: &[Answer]) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let bits = |answer: &Answer| answer.logits.iter().map(|logit| logit.to_bits()).collect();
+    answers.iter().map(|answer| (bits(answer), answer.tokens.clone())).collect()
+}
+
+#[test]
+fn float32_agrees_whole_and_chunked_alone_and_together_bit_for_bit() {
+    for (directory, golden) in checkpoints() {
+        let name = directory.file_name().unwrap().to_string_lossy().into_owned();
+        let mut driver = Driver::new(open(&directory, &options(DType::F32, 8192), 2));
+        let requests = requests(&golden);
+        let alone: Vec<Answer> = requests
+            .iter()
+            .flat_map(|request| driver.run(std::slice::from_ref(request), 8192, 8192))
+            .collect();
+        check_float32(&format!("{name} alone"), &golden, &alone);
+        let together = driver.run(&requests, 8192, 8192);
+        check_float32(&format!("{name} together"), &golden, &together);
+        assert!(bits(&alone) == bits(&together), "{name}: a batch changes results");
+        // Prompts in pieces of odd sizes, among others that generate already.
+        let chunked = driver.run(&requests, 53, 160);
+        assert!(bits(&alone) == bits(&chunked), "{name}: chunks change results");
+        let mut driver = Driver::new(open(&directory, &options(DType::F32, 512), 1));
+        let one_thread = driver.run(&requests, 512, 512);
+        assert!(bits(&alone) == bits(&one_thread), "{name}: the number of threads changes results");
+    }
+}
+
+#[test]
+fn bfloat16_errs_no_more_than_the_reference_does() {
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        if values.len().is_multiple_of(2) {
+            (values[middle - 1] + values[middle]) / 2.0
+        } else {
+            values[middle]
+        }
+    };
+    for (directory, golden) in checkpoints() {
+        let mut driver = Driver::new(open(&directory, &options(DType::BF16, 8192), 2));
+        let answers = driver.run(&requests(&golden), 8192, 8192);
+        let errors: Vec<f64> = golden
+            .cases
+            .iter()
+            .zip(&answers)
+            .map(|(case, answer)| relative_error(&answer.logits, &case.last_logits))
+            .collect();
+        println!("{}: {errors:.4?}", directory.display());
+        let (got, reference) =
+            (median(errors), median(golden.cases.iter().map(|case| case.bf16_last_rel_error).collect()));
+        println!("median {got:.5}, the reference's {reference:.5}");
+        assert!(
+            got <= BF16_FACTOR * reference,
+            "{}: median error {got:.5}, expected at most {BF16_FACTOR} x {reference:.5}",
+            directory.display()
+        );
+    }
+}
+
+#[test]
+fn fused_and_unfused_graphs_agree() {
+    let (directory, golden) = checkpoints().swap_remove(0);
+    let requests = requests(&golden);
+    let mut unfused = options(DType::F32, 512);
+    unfused.disabled_passes = parse_disabled(PASSES.iter().map(|pass| pass.name)).unwrap();
+    let unfused = open(&directory, &unfused, 2);
+    let fused = open(&directory, &options(DType::F32, 512), 2);
+    let (long, short) = (unfused.program().graph.nodes.len(), fused.program().graph.nodes.len());
+    assert!(short < long, "no pass fired: {short} operations, {long} without passes");
+    let unfused = Driver::new(unfused).run(&requests, 512, 512);
+    check_float32("unfused", &golden, &unfused);
+    let fused = Driver::new(fused).run(&requests, 512, 512);
+    for (one, other) in fused.iter().zip(&unfused) {
+        let error = relative_error(&one.logits, &other.logits);
+        assert!(error <= BOUND, "fused and unfused differ by {error:.2e}");
+    }
+}
