@@ -4,6 +4,8 @@
 //! `golden-a` is a fixture. A second checkpoint is used where it can be found: at `GOSSAMER_GOLDEN_B`, or beside the
 //! repository.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{Answer, Driver, Request, fixture, open, options};
