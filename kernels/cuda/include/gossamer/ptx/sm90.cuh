@@ -29,6 +29,12 @@ __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarr
 __device__ __forceinline__ void barrier_arrive(uint64_t* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
+// The same where `condition` holds, without a branch.
+__device__ __forceinline__ void barrier_arrive_if(uint64_t* bar, bool condition) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %1, 0;\n @p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(shared_address(bar)),
+               "r"(static_cast<uint32_t>(condition))
+               : "memory");
+}
 __device__ __forceinline__ void barrier_expect(uint64_t* bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
 }
@@ -132,6 +138,34 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t addres
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+// --- asynchronous copies (cp.async) --------------------------------------------------------------------------------------
+// Copies kBytes (4, 8 or 16) past L1, or writes zeros when not `valid`.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* dst, const void* src, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(dst)), "l"(src), "n"(kBytes), "r"(valid ? kBytes : 0) : "memory");
+}
+// 16 bytes, by the lanes where `condition` holds, without a branch.
+__device__ __forceinline__ void copy_async_if(bool condition, void* dst, const void* src, bool valid) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n @p cp.async.cg.shared.global [%0], [%1], 16, %2;\n}\n" ::"r"(shared_address(dst)), "l"(src),
+               "r"(valid ? 16 : 0), "r"(static_cast<uint32_t>(condition))
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(const void* p) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared_address(p)));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_shared_word(const void* p) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)));
+  return v;
 }
 
 // --- matrix instructions -------------------------------------------------------------------------------------------------

@@ -1,0 +1,24 @@
+// Grouped expert products for many tokens (backend `cutlass`): plan, gather, gate_up with SwiGLU, down.
+// Contract as in ops.h; descriptions and arguments as in backend_ops.h; weights in layout mxfp4-sm90-v1.
+#pragma once
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+
+#include "gossamer/backend_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  GOSSAMER_GROUPED_BF16 = 0,  // bf16 activations
+};
+size_t gossamer_grouped_workspace(const GossamerExpertsDesc*, unsigned tokens, int tactic);
+int gossamer_grouped_experts(const GossamerExpertsDesc*, const GossamerExpertsArgs*, int tactic, void* workspace, size_t workspace_bytes,
+                             cudaStream_t);
+// Sets shared-memory limits; not during capture.
+int gossamer_grouped_prepare(void);
+
+#ifdef __cplusplus
+}
+#endif
