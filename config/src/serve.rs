@@ -98,9 +98,10 @@ impl ServeConfig {
             device => device,
         };
         let model = args.model.clone().unwrap_or_else(|| demo_model.to_owned());
-        let served_model_names = match args.served_model_name.is_empty() {
-            true => vec![directory_name(&model)],
-            false => args.served_model_name.clone(),
+        let served_model_names = match (&args.model, args.served_model_name.is_empty()) {
+            (_, false) => args.served_model_name.clone(),
+            (Some(_), true) => vec![directory_name(&model)],
+            (None, true) => vec!["demo".to_owned()],
         };
         let mut api_keys = args.api_key.clone();
         if let Some(path) = &args.api_key_file {

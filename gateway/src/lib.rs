@@ -1,1 +1,10 @@
-//! The HTTP service and the gossamer binary.
+//! The HTTP service and the `gossamer` binary.
+//!
+//! [`engine`] is the API server's side of the scheduler, [`http`] the service on top of it, [`process`] what the
+//! executable does as supervisor or child, [`cli`] its command line.
+
+pub mod cli;
+pub mod engine;
+pub mod http;
+mod log;
+pub mod process;

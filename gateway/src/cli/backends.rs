@@ -1,0 +1,89 @@
+//! `gossamer backends`: what was found, from where, and what each can and cannot do.
+//!
+//! Files are inspected here without running their code; each is then opened in a process of its own.
+
+use super::graph::GraphArgs;
+use clap::Args;
+use gossamer_backend_api::{KernelBackend, OpDesc, Support, loader};
+use gossamer_config::ModelConfig;
+use gossamer_kernels::Backends;
+use gossamer_worker::{ModelOptions, backends, pool};
+use std::{
+    error::Error,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+/// Arguments of `gossamer backends`.
+#[derive(Args)]
+pub struct BackendsArgs {
+    /// What is asked for: the operations of a model
+    #[command(flatten)]
+    model: GraphArgs,
+}
+
+/// Arguments of the probing process.
+#[derive(Args)]
+pub struct ProbeArgs {
+    /// The plugin.
+    file: PathBuf,
+    #[command(flatten)]
+    model: GraphArgs,
+}
+
+type Failure = Box<dyn Error>;
+
+/// Lists all backends.
+pub fn list(args: &BackendsArgs) -> Result<(), Failure> {
+    let config = args.model.config()?;
+    let directory = backends::directory(&config)?;
+    println!("backends in {}:", directory.display());
+    let found = loader::discover(&directory)?;
+    if found.is_empty() {
+        println!("  none (libgossamer_*.so); build them with `cargo build --release --workspace`");
+    }
+    for file in found {
+        match file {
+            Ok(file) => {
+                println!("\n{} {}  {}", file.name, file.version, file.path.display());
+                let mut probe = Command::new("/proc/self/exe");
+                probe.arg("probe-backend").arg(&file.path).args(args.model.to_arguments());
+                let status = probe.stdin(Stdio::null()).status()?;
+                if !status.success() {
+                    println!("  cannot be used: the process that opened it ended with {status}");
+                }
+            }
+            Err(error) => println!("\nrefused: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// Opens one backend and prints what it says about every operation of the model.
+pub fn probe(args: &ProbeArgs) -> Result<(), Failure> {
+    let config = args.model.config()?;
+    let host = pool::start(1, false)?;
+    let file = loader::inspect(&args.file)?;
+    let backend: Arc<dyn KernelBackend> = Arc::new(loader::open(&file, host)?);
+    let model = ModelConfig::load(&config.model)?;
+    let (mut options, choice) =
+        (ModelOptions::new(&config, 0), Backends::new(vec![backend.clone()], None, None)?);
+    let (fused, _) = options.graph(&model, &choice);
+    options.disabled_passes = gossamer_kernels::passes::PASSES.iter().map(|pass| pass.name).collect();
+    let (plain, _) = options.graph(&model, &choice);
+    let mut told: Vec<OpDesc> = Vec::new();
+    for node in plain.nodes.iter().chain(&fused.nodes) {
+        let desc = node.op.desc();
+        if told.contains(&desc) {
+            continue;
+        }
+        let answer = match backend.supports(&desc) {
+            Support::Yes => format!("yes, {} tactic(s)", backend.tactics(&desc, 1).len()),
+            Support::No(reason) => format!("no: {reason}"),
+        };
+        println!("  {:<28} {answer}", node.label());
+        told.push(desc);
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! `gossamer graph`: a model's operations before and after fusion.
+
+use crate::process::demo_model;
+use clap::Args;
+use gossamer_config::{ModelConfig, ServeConfig, resolve};
+use gossamer_kernels::passes;
+use gossamer_worker::{ModelOptions, backends, pool};
+use std::{error::Error, ffi::OsString, path::PathBuf};
+
+/// Arguments of `gossamer graph`.
+#[derive(Args)]
+pub struct GraphArgs {
+    /// Directory of the model; without it the demo model
+    #[arg(value_name = "MODEL_DIR")]
+    model: Option<PathBuf>,
+    /// Type of the activations
+    #[arg(long)]
+    dtype: Option<String>,
+    /// Type of the KV cache
+    #[arg(long)]
+    kv_cache_dtype: Option<String>,
+    /// Directory with backend plugins
+    #[arg(long, value_name = "DIR")]
+    backend_dir: Option<PathBuf>,
+    /// Fusion passes to leave out (repeat, or separate by commas)
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    disable_pass: Vec<String>,
+    /// Also write the fused graph as a picture
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
+}
+
+impl GraphArgs {
+    /// The server's flags that say the same.
+    pub fn to_arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        let mut flag = |name: &str, value: Option<OsString>| {
+            if let Some(value) = value {
+                arguments.extend([name.into(), value]);
+            }
+        };
+        flag("--dtype", self.dtype.clone().map(Into::into));
+        flag("--kv-cache-dtype", self.kv_cache_dtype.clone().map(Into::into));
+        flag("--backend-dir", self.backend_dir.clone().map(Into::into));
+        arguments.extend(self.model.clone().map(Into::into));
+        arguments
+    }
+
+    /// The configuration that a server with these flags has.
+    pub fn config(&self) -> Result<ServeConfig, gossamer_config::ConfigError> {
+        Ok(resolve(self.to_arguments(), [], &demo_model())?.config)
+    }
+}
+
+/// Prints the graph.
+pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
+    let config = args.config()?;
+    let model = ModelConfig::load(&config.model)?;
+    let open = backends::open(&config, pool::start(1, false)?)?;
+    let mut options = ModelOptions::new(&config, 0);
+    options.disabled_passes = passes::PASSES.iter().map(|pass| pass.name).collect();
+    let (plain, _) = options.graph(&model, &open.backends);
+    options.disabled_passes = passes::parse_disabled(args.disable_pass.iter().map(String::as_str))?;
+    let (fused, applied) = options.graph(&model, &open.backends);
+    println!("before fusion, {} operations:\n{}", plain.nodes.len(), plain.text());
+    for pass in passes::PASSES {
+        let outcome = match applied.iter().find(|applied| applied.name == pass.name) {
+            Some(applied) => format!("fired {} times", applied.times),
+            None => "is switched off".into(),
+        };
+        println!("pass {} ({}) {outcome}", pass.name, pass.about);
+    }
+    println!("\nafter fusion, {} operations:\n{}", fused.nodes.len(), fused.text());
+    if let Some(path) = &args.svg {
+        std::fs::write(path, fused.svg(&config.model.display().to_string()))
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        println!("picture written to {}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! The command line.
+
+mod backends;
+mod graph;
+
+use crate::process::run_serve;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use gossamer_bench::serve::ServeBenchArgs;
+use gossamer_config::{ServeArgs, expand_short_flags};
+use std::{ffi::OsString, fmt::Display, process::ExitCode};
+
+/// Serves OpenAI's gpt-oss models.
+#[derive(Parser)]
+#[command(name = "gossamer", version, about, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over HTTP; without MODEL_DIR the demo model
+    Serve(Box<ServeArgs>),
+    /// List the backends that are found, and what each can do
+    Backends(backends::BackendsArgs),
+    /// Print a model's graph before and after fusion
+    Graph(graph::GraphArgs),
+    /// Measure a server, or this machine
+    Bench {
+        /// What to measure
+        #[command(subcommand)]
+        what: Bench,
+    },
+    /// Opens one backend and reports on it: a process of its own, since a plugin may crash when it is opened
+    #[command(hide = true)]
+    ProbeBackend(backends::ProbeArgs),
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Send requests to a server and measure what its users feel
+    Serve(Box<ServeBenchArgs>),
+}
+
+/// Runs a command; `arguments` are those behind the program's name.
+pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    // `serve` reads its arguments itself: it must know which were given.
+    let serve_arguments = match arguments.first() {
+        Some(first) if first == "serve" => Some(arguments[1..].to_vec()),
+        _ => None,
+    };
+    let arguments = match serve_arguments {
+        Some(_) => expand_short_flags(arguments),
+        None => arguments,
+    };
+    let command = Cli::command();
+    let matches = match command.no_binary_name(true).try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => error.exit(),
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    match cli.command {
+        Command::Serve(_) => run_serve(serve_arguments.unwrap_or_default()),
+        Command::Backends(args) => report("backends", backends::list(&args)),
+        Command::ProbeBackend(args) => report("probe-backend", backends::probe(&args)),
+        Command::Graph(args) => report("graph", graph::print(&args)),
+        Command::Bench { what: Bench::Serve(args) } => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+            match runtime {
+                Ok(runtime) => report("bench serve", runtime.block_on(gossamer_bench::serve::run(&args))),
+                Err(error) => report("bench serve", Err::<(), _>(error)),
+            }
+        }
+    }
+}
+
+fn report<T, E: Display>(command: &str, result: Result<T, E>) -> ExitCode {
+    match result {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gossamer {command}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `/v1/models`.
+
+use super::{App, error::ApiError, router::authorize};
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+fn card(app: &App, name: &str, max_model_len: u32) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": app.started,
+        "owned_by": "gossamer",
+        "root": app.config.model.display().to_string(),
+        "parent": null,
+        "max_model_len": max_model_len,
+    })
+}
+
+/// All names under which the model is served.
+pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Response, ApiError> {
+    authorize(&app, &headers)?;
+    let info = app.admit()?;
+    let names = &app.config.served_model_names;
+    let data: Vec<_> = names.iter().map(|name| card(&app, name, info.max_model_len)).collect();
+    Ok(Json(json!({"object": "list", "data": data})).into_response())
+}
+
+/// One of them.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    authorize(&app, &headers)?;
+    let info = app.admit()?;
+    if !app.config.served_model_names.contains(&name) {
+        return Err(ApiError {
+            param: Some("model".into()),
+            ..ApiError::new(StatusCode::NOT_FOUND, format!("the model '{name}' does not exist here"))
+                .code("model_not_found")
+        });
+    }
+    Ok(Json(card(&app, &name, info.max_model_len)).into_response())
+}
