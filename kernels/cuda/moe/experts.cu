@@ -4,9 +4,9 @@
 //
 // Work: every (group, strip) pair of a matrix, where a group is one expert with at most 8 of its tokens and a strip is 16
 // rows; the pairs are dealt to the blocks in equal runs. In a block (one a multiprocessor):
-//   12 consumer warps   in 12 / split rows; the `split` warps of a row share a strip along K; each keeps its own ring of
+//   12 or 16 consumers   warps in consumers / split rows; the `split` warps of a row share a strip along K; each keeps its own ring of
 //                       bulk copies full, across strips, groups and both matrices, so that nothing else can hold it up
-//   4 filler warps      bring the tokens of the next groups into shared memory (two buffers, B-fragment order), publish
+//   4 filler warps       bring the tokens of the next groups into shared memory (two buffers, B-fragment order), publish
 //                       finished gate_up groups and wait for those that down needs
 // Up to 8 tokens, gate_up has one phase that holds every token, filled while the routing is computed.
 // Arithmetic: mma.m16n8k16, weights as A (codes to bf16 by masks, unscaled), tokens as B (times 2^100), block scales applied
@@ -26,14 +26,12 @@
 namespace gossamer::moe {
 namespace {
 
-constexpr int kConsumers = 12;
-constexpr int kFillers = 4;
-constexpr int kThreads = 32 * (kConsumers + kFillers);
-constexpr int kFillerThreads = 32 * kFillers;
+constexpr int kMaxConsumers = 16;
+constexpr int kFillerThreads = 128;
 constexpr int kMaxTiles = 45;
 constexpr int kChunk = 5;  // tiles of one bulk copy: 45 = 9 * 5
 constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
-constexpr int kFillerBarrier = 15;  // named barriers: 0 the block, 1..12 rows, 15 fillers
+constexpr int kRowBarrier = 1, kFillerBarrier = 15;  // named barriers: 0 the block, 1..8 split rows, 15 fillers
 constexpr int kMinSharedBytes = 116 * 1024;  // more than half of a multiprocessor's: never two blocks on one
 constexpr float kUnscale = 0x1p26f;  // 2^126 of the codes over 2^100 of the tokens
 
@@ -61,49 +59,48 @@ static_assert(kMaxGroups * sizeof(int) <= 1024);
 // Bytes of one token column: 128 a tile, and 64 more so that neighbouring tokens fall on different banks.
 __host__ __device__ constexpr int column_bytes(int tiles) { return tiles * 128 + 64; }
 
+// The part of one matrix that this block does.
+struct Share {
+  int strips, tiles, chunks, begin, end, split, rows;
+};
+
 // Everything in shared memory but the ring and the token columns.
 struct Control {
   RouteTable table;
-  float4 partials[2][kConsumers][32];
-  uint64_t full[kConsumers][4];  // rings
+  float4 partials[2][kMaxConsumers][32];
+  uint64_t full[kMaxConsumers][4];  // rings
   uint64_t columns_full[2], columns_empty[2];
+  Share share[2];
   int phase_end[2];
   uint8_t column_of_group[2][kMaxGroups + 16];  // by matrix: first token column of a group inside its buffer
 };
 constexpr int kControlBytes = (sizeof(Control) + 127) / 128 * 128;
 
-template <int kStages>
+template <int kConsumers, int kStages>
 int shared_bytes(int capacity, int tiles) {
-  static_assert(kStages <= 4);
+  static_assert(kStages <= 4 && kConsumers <= kMaxConsumers);
   return kConsumers * kStages * kStageBytes + kControlBytes + 2 * capacity * column_bytes(tiles);
 }
 
-// The part of one matrix that this block does.
-struct Share {
-  int strips, tiles, chunks, begin, end, split, rows;
-};
-__device__ __forceinline__ Share share_of(int groups, int rows_out, int k) {
-  Share s;
-  s.strips = rows_out / 16;
-  s.tiles = mxfp4::tiles_of(k);
-  s.chunks = (s.tiles + kChunk - 1) / kChunk;
-  const long long total = static_cast<long long>(groups) * s.strips;
-  s.begin = static_cast<int>(total * blockIdx.x / gridDim.x);
-  s.end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+// By one warp; a lane weighs one split.
+__device__ __forceinline__ void share_of(Share& s, int consumers, int groups, int rows_out, int k) {
+  const unsigned lane = threadIdx.x & 31;
+  const unsigned strips = rows_out / 16, tiles = mxfp4::tiles_of(k), chunks = (tiles + kChunk - 1) / kChunk;
+  const unsigned total = groups * strips, blocks = gridDim.x;  // below 2^31 / blocks
+  const unsigned most = (total + blocks - 1) / blocks;
   // Every block has the same split: the fewest chunk times for the largest share, a strip costing 0.7 chunks besides.
-  const int most = static_cast<int>((total + gridDim.x - 1) / gridDim.x);
-  int best = 1 << 30;
-#pragma unroll
-  for (int split = 1; split <= 6; split = split == 4 ? 6 : split + 1) {
-    const int rows = kConsumers / split;
-    const int cost = ((most + rows - 1) / rows) * (10 * ((s.chunks + split - 1) / split) + 7);
-    if (cost < best) {
-      best = cost;
-      s.split = split;
-      s.rows = rows;
-    }
-  }
-  return s;
+  const unsigned split = lane + 1, rows = consumers / split;
+  unsigned cost = ~0u;
+  if (split <= 8 && rows * split == static_cast<unsigned>(consumers)) cost = ((most + rows - 1) / rows) * (10 * ((chunks + split - 1) / split) + 7) * 32 + lane;
+  const unsigned best = __reduce_min_sync(~0u, cost);
+  if (cost != best) return;
+  s.strips = strips;
+  s.tiles = tiles;
+  s.chunks = chunks;
+  s.begin = total * blockIdx.x / blocks;
+  s.end = total * (blockIdx.x + 1) / blocks;
+  s.split = split;
+  s.rows = rows;
 }
 __device__ __forceinline__ int first_chunk(const Share& s, int part) { return s.chunks * part / s.split; }
 
@@ -148,53 +145,43 @@ struct Copies {
   uint8_t* ring;
   uint64_t* full;
   uint64_t policy;
-  int left, matrix, pair, strip, group, stage;  // left: chunks of this strip's part; matrix 2: all requested
+  int left, tail;  // chunks of this strip's part not yet requested (0: all is requested); bytes of its last chunk
+  int matrix, pair, strip, group, stage;
 
-  // Positions at the first strip of `matrix` or a later one that has work for this warp.
-  __device__ __forceinline__ void enter(const GossamerMoeArgs& p, const RouteTable& table, const Share (&share)[2], int warp) {
-    for (; matrix < 2; ++matrix) {
-      const Share& s = share[matrix];
-      const int row = warp / s.split;
-      pair = s.begin + row;
-      if (row < s.rows && pair < s.end) {
+  // At the next strip from `pair` on in `matrix`, or the first of the next matrix, that has work for this warp.
+  __device__ __forceinline__ void seek(const GossamerMoeArgs& p, const Control& c, int warp) {
+    left = 0;
+    for (; matrix < 2; pair = -1, ++matrix) {
+      const Share& s = c.share[matrix];
+      const int row = warp / s.split, part = warp - row * s.split, first = first_chunk(s, part), last = first_chunk(s, part + 1);
+      if (row >= s.rows || first == last) continue;
+      if (pair < 0) {
+        pair = s.begin + row;
         group = pair / s.strips;
         strip = pair - group * s.strips;
-        seek(p, table, s, warp);
-        if (left) return;
+      } else {
+        pair += s.rows;
+        strip += s.rows;
+        while (strip >= s.strips) strip -= s.strips, ++group;
       }
+      if (pair >= s.end) continue;
+      left = last - first;
+      tail = min(kChunk, s.tiles - (last - 1) * kChunk) * mxfp4::kTileBytes;
+      const size_t tile = (static_cast<size_t>(c.table.group[group].expert) * s.strips + strip) * s.tiles + first * kChunk;
+      source = static_cast<const uint8_t*>(matrix ? p.down : p.gate_up) + tile * mxfp4::kTileBytes;
+      return;
     }
   }
-  __device__ __forceinline__ void seek(const GossamerMoeArgs& p, const RouteTable& table, const Share& s, int warp) {
-    const int part = warp - warp / s.split * s.split, first = first_chunk(s, part);
-    left = first_chunk(s, part + 1) - first;
-    const size_t tile = (static_cast<size_t>(table.group[group].expert) * s.strips + strip) * s.tiles + first * kChunk;
-    source = static_cast<const uint8_t*>(matrix ? p.down : p.gate_up) + tile * mxfp4::kTileBytes;
-  }
-  __device__ __forceinline__ void next(const GossamerMoeArgs& p, const RouteTable& table, const Share (&share)[2], int warp, bool leader) {
-    if (matrix == 2) return;
-    const Share& s = share[matrix];
-    uint32_t bytes = kStageBytes;
-    if (left == 1 && s.tiles % kChunk) {
-      const int part = warp - warp / s.split * s.split;
-      if (part == s.split - 1) bytes = s.tiles % kChunk * mxfp4::kTileBytes;
-    }
+  __device__ __forceinline__ void next(const GossamerMoeArgs& p, const Control& c, int warp, bool leader) {
+    if (left == 0) return;
+    const uint32_t bytes = left == 1 ? tail : kStageBytes;
     if (leader) {
       ptx::barrier_expect(full + stage, bytes);
       ptx::bulk_load(ring + stage * kStageBytes, source, bytes, full + stage, policy);
     }
     source += kStageBytes;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    if (--left == 0) {
-      pair += s.rows;
-      strip += s.rows;
-      while (strip >= s.strips) strip -= s.strips, ++group;
-      if (pair < s.end) {
-        seek(p, table, s, warp);
-      } else {
-        ++matrix;
-        enter(p, table, share, warp);
-      }
-    }
+    if (--left == 0) seek(p, c, warp);
   }
 };
 
@@ -229,16 +216,22 @@ __device__ __forceinline__ void fill_column(const __nv_bfloat16* token, uint8_t*
 // Whether gate_up has one phase that holds every token of the step (column = token).
 __device__ __forceinline__ bool all_tokens_fit(const GossamerMoeArgs& p) { return p.tokens <= kGroupTokens; }
 
+// Fillers wait long; spinning would take issue slots from the consumers: one warp looks now and then, the others block.
+__device__ __forceinline__ void wait_asleep(uint64_t* bar, uint32_t parity, int thread, int nanoseconds) {
+  if (thread < 32)
+    while (!ptx::barrier_poll(bar, parity)) __nanosleep(nanoseconds);
+  ptx::named_sync(kFillerBarrier, kFillerThreads);
+}
+
 // Token columns, phase by phase: a phase is as many whole groups as fit one buffer.
-__device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, const Share (&share)[2], int* ready, const __nv_bfloat16* activations) {
-  const int thread = threadIdx.x - 32 * kConsumers;
+__device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, int thread, int* ready, const __nv_bfloat16* activations) {
   // Invariant: consumers and fillers count the same phases; a matrix of which this block does nothing has none.
   const RouteTable& table = c.table;
-  const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
-  int phase = 0, published = 0, publish_group = share[0].begin / share[0].strips, gate_up_phases = 0;
+  const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
+  int phase = 0, published = 0, publish_group = c.share[0].begin / c.share[0].strips, gate_up_phases = 0;
   // Says, for the oldest unpublished gate_up phase (whose consumers have all left it), how many strips of each group are done.
   auto publish = [&]() {
-    const Share& s = share[0];
+    const Share& s = c.share[0];
     int held = 0;
     const int first = publish_group;
     while (publish_group * s.strips < s.end && (all_tokens_fit(p) || publish_group == first || held + table.group[publish_group].count <= capacity)) {
@@ -249,12 +242,12 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
     ++published;
   };
   for (int matrix = 0; matrix < 2; ++matrix) {
-    const Share& s = share[matrix];
+    const Share& s = c.share[matrix];
     const int k = matrix ? p.intermediate : p.hidden_size;
     if (matrix) {
       gate_up_phases = phase;
       while (published < gate_up_phases) {
-        ptx::barrier_wait(&c.columns_empty[published & 1], (published >> 1) & 1);
+        wait_asleep(&c.columns_empty[published & 1], (published >> 1) & 1, thread, 100);
         publish();
       }
       if (thread == 0) TRACE(6);
@@ -271,12 +264,12 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
       int group1 = group0, held = 0;
       while (group1 * s.strips < s.end && (group1 == group0 || held + table.group[group1].count <= capacity)) held += table.group[group1++].count;
       if (phase >= 2) {
-        ptx::barrier_wait(&c.columns_empty[phase & 1], ((phase - 2) >> 1) & 1);
+        wait_asleep(&c.columns_empty[phase & 1], ((phase - 2) >> 1) & 1, thread, 1000);
         if (!matrix) publish();
       }
       if (matrix) {
         for (int g = group0 + thread; g < group1; g += kFillerThreads)
-          while (ptx::acquire_load(ready + g) < share[0].strips) __nanosleep(20);
+          while (ptx::acquire_load(ready + g) < c.share[0].strips) __nanosleep(20);
         ptx::named_sync(kFillerBarrier, kFillerThreads);
         if (thread == 0) TRACE(7);
       }
@@ -299,121 +292,128 @@ __device__ __forceinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8
   }
 }
 
-template <bool kDown, int kStages>
-__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages>& copies, const uint8_t* columns, int buffer_bytes, const Share (&share)[2], int& stage,
-                                        uint32_t& parity, int& phase, __nv_bfloat16* activations, float* sums) {
-  const Share& s = share[kDown];
+template <int kStages>
+__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages>& copies, const uint8_t* columns, int capacity, __nv_bfloat16* activations, float* sums) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int row = warp / s.split, part = warp - row * s.split;
-  const int chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
-  const int rows_out = s.strips * 16;
   const RouteTable& table = c.table;
-  int pair = row < s.rows ? s.begin + row : s.end;
-  int group = pair / s.strips, strip = pair - group * s.strips;
-  int open_end = s.begin, turn = 0;
-  bool opened = false;
-  auto leave = [&]() {
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(&c.columns_empty[phase & 1]);
-    ++phase;
-  };
-  while (true) {
-    while (pair >= open_end && open_end < s.end) {
-      if (opened) leave();
-      ptx::barrier_wait(&c.columns_full[phase & 1], (phase >> 1) & 1);
-      open_end = c.phase_end[phase & 1];
-      opened = true;
-      if (warp == 0) TRACE(kDown ? 8 : 3);
-    }
-    if (pair >= s.end) break;
-    const Group& members = table.group[group];
-    const int n = members.count;
-    // An unused column of B repeats the last token; its sums are dropped.
-    const int member = min(g, n - 1);
-    const int at_column = !kDown && all_tokens_fit(p) ? members.slots[member] / kTopK : c.column_of_group[kDown][group] + member;
-    const uint8_t* column = columns + (phase & 1) * buffer_bytes + at_column * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
-    uint32_t bias0 = 0, bias1 = 0;  // bf16 bits, converted after the loop: an earlier use would wait for memory here
-    if (part == 0) {
-      const size_t at = static_cast<size_t>(members.expert) * rows_out + strip * 16;
-      if (!kDown) {
-        bias0 = ptx::load_word(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + at + 2 * g);
-      } else if (p.down_bias) {
-        bias0 = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + at + g);
-        bias1 = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + at + g + 8);
-      }
-    }
-    float acc[4] = {0.f, 0.f, 0.f, 0.f};
-    for (int chunk = chunk_begin; chunk < chunk_end; ++chunk, column += kChunk * 128) {
-      const uint8_t* tile = copies.ring + stage * kStageBytes;
-      const int count = s.tiles - chunk * kChunk;
-      ptx::barrier_wait(&c.full[warp][stage], parity);
-      if (warp == 0 && chunk == chunk_begin) TRACE(kDown ? 9 : 4);
-      Operands o[2];
-      if (count >= kChunk) {
-        o[0].load(tile, column, lane);
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-          if (i + 1 < kChunk) o[(i + 1) & 1].load(tile + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128, lane);
-          multiply(o[i & 1], acc);
-        }
-      } else {
+  const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
+  int stage = 0, phase = 0;
+  uint32_t parity = 0;
 #pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-          o[0].load(tile + i * mxfp4::kTileBytes, column + i * 128, lane);
-          multiply(o[0], acc);
-        }
-      }
+  for (int down = 0; down < 2; ++down) {
+    const Share s = c.share[down];
+    const int row = warp / s.split, part = warp - row * s.split;
+    const int chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
+    const bool by_token = !down && all_tokens_fit(p);
+    int pair = row < s.rows ? s.begin + row : s.end;
+    int group = pair / s.strips, strip = pair - group * s.strips;
+    int open_end = s.begin;
+    // Rows are formed anew for each matrix, so that buffers must start alike.
+    int turn = 0;
+    bool opened = false;
+    auto leave = [&]() {
       __syncwarp();
-      copies.next(p, table, share, warp, lane == 0);
-      if (++stage == kStages) stage = 0, parity ^= 1;
-    }
-
-    // Sum over the row's warps, in the order of the parts. Two buffers: a warp is at most one strip ahead of the reader.
-    bool writer = true;
-    if (s.split > 1) {
-      if (part) c.partials[turn][warp][lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-      ptx::named_sync(1 + row, s.split * 32);
-      if (part == 0)
-        for (int i = 1; i < s.split; ++i) {
-          const float4 o = c.partials[turn][warp + i][lane];
-          acc[0] += o.x;
-          acc[1] += o.y;
-          acc[2] += o.z;
-          acc[3] += o.w;
-        }
-      writer = part == 0;
-      turn ^= 1;
-    }
-    if (writer) {
-      const float add0 = ptx::bf16_low(bias0), add1 = kDown ? ptx::bf16_low(bias1) : ptx::bf16_high(bias0);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (2 * t + j >= n) continue;
-        const int slot = members.slots[2 * t + j];
-        if (!kDown) {
-          const float gate = fminf(fmaf(acc[j], kUnscale, add0), p.swiglu_limit);
-          const float up = fminf(fmaxf(fmaf(acc[2 + j], kUnscale, add1), -p.swiglu_limit), p.swiglu_limit);
-          const float value = __fdividef((up + 1.f) * gate, 1.f + __expf(-p.swiglu_alpha * gate));
-          activations[static_cast<size_t>(slot) * p.intermediate + strip * 8 + g] = __float2bfloat16(value);
-        } else {
-          float* to = sums + static_cast<size_t>(slot) * rows_out + strip * 16 + g;
-          const float weight = table.weights[slot];
-          __stcg(to, weight * fmaf(acc[j], kUnscale, add0));
-          __stcg(to + 8, weight * fmaf(acc[2 + j], kUnscale, add1));
+      if (lane == 0) ptx::barrier_arrive(&c.columns_empty[phase & 1]);
+      ++phase;
+    };
+#pragma unroll 1
+    while (true) {
+      while (pair >= open_end && open_end < s.end) {
+        if (opened) leave();
+        ptx::barrier_wait(&c.columns_full[phase & 1], (phase >> 1) & 1);
+        open_end = c.phase_end[phase & 1];
+        opened = true;
+        if (warp == 0) TRACE(down ? 8 : 3);
+      }
+      if (pair >= s.end) break;
+      const Group& members = table.group[group];
+      const int n = members.count;
+      // An unused column of B repeats the last token; its sums are dropped.
+      const int member = min(g, n - 1);
+      const int at_column = by_token ? members.slots[member] / kTopK : c.column_of_group[down][group] + member;
+      const uint8_t* column = columns + (phase & 1) * buffer_bytes + at_column * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
+      uint32_t bias0 = 0, bias1 = 0;  // bf16 bits, converted after the loop: an earlier use would wait for memory here
+      if (part == 0) {
+        const size_t at = static_cast<size_t>(members.expert) * (s.strips * 16) + strip * 16;
+        if (!down) {
+          bias0 = ptx::load_word(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + at + 2 * g);
+        } else if (p.down_bias) {
+          bias0 = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + at + g);
+          bias1 = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + at + g + 8);
         }
       }
+      float acc[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+      for (int chunk = chunk_begin; chunk < chunk_end; ++chunk, column += kChunk * 128) {
+        const uint8_t* tile = copies.ring + stage * kStageBytes;
+        const int count = s.tiles - chunk * kChunk;
+        ptx::barrier_wait(copies.full + stage, parity);
+        if (warp == 0 && chunk == chunk_begin) TRACE(down ? 9 : 4);
+        Operands o[2];
+        if (count >= kChunk) {
+          o[0].load(tile, column, lane);
+#pragma unroll
+          for (int i = 0; i < kChunk; ++i) {
+            if (i + 1 < kChunk) o[(i + 1) & 1].load(tile + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128, lane);
+            multiply(o[i & 1], acc);
+          }
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < count; ++i) {
+            o[0].load(tile + i * mxfp4::kTileBytes, column + i * 128, lane);
+            multiply(o[0], acc);
+          }
+        }
+        __syncwarp();
+        copies.next(p, c, warp, lane == 0);
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      }
+
+      // Sum over the row's warps, in the order of the parts. Two buffers: a warp is at most one strip ahead of the reader.
+      if (s.split > 1) {
+        if (part) c.partials[turn][warp][lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+        ptx::named_sync(kRowBarrier + row, s.split * 32);
+        if (part == 0)
+          for (int i = 1; i < s.split; ++i) {
+            const float4 o = c.partials[turn][warp + i][lane];
+            acc[0] += o.x;
+            acc[1] += o.y;
+            acc[2] += o.z;
+            acc[3] += o.w;
+          }
+        turn ^= 1;
+      }
+      if (part == 0) {
+        const float add0 = ptx::bf16_low(bias0), add1 = down ? ptx::bf16_low(bias1) : ptx::bf16_high(bias0);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (2 * t + j >= n) continue;
+          const int slot = members.slots[2 * t + j];
+          const float y0 = fmaf(acc[j], kUnscale, add0), y1 = fmaf(acc[2 + j], kUnscale, add1);
+          if (!down) {
+            const float gate = fminf(y0, p.swiglu_limit), up = fminf(fmaxf(y1, -p.swiglu_limit), p.swiglu_limit);
+            const float value = __fdividef((up + 1.f) * gate, 1.f + __expf(-p.swiglu_alpha * gate));
+            activations[static_cast<size_t>(slot) * p.intermediate + strip * 8 + g] = __float2bfloat16(value);
+          } else {
+            float* to = sums + static_cast<size_t>(slot) * p.hidden_size + strip * 16 + g;
+            const float weight = table.weights[slot];
+            __stcg(to, weight * y0);
+            __stcg(to + 8, weight * y1);
+          }
+        }
+      }
+      pair += s.rows;
+      strip += s.rows;
+      while (strip >= s.strips) strip -= s.strips, ++group;
     }
-    pair += s.rows;
-    strip += s.rows;
-    while (strip >= s.strips) strip -= s.strips, ++group;
+    if (opened) leave();
+    if (warp == 0) TRACE(down ? 11 : 5);
+    if (warp == 11) TRACE(down ? 12 : 13);
   }
-  if (opened) leave();
-  if (warp == 0) TRACE(kDown ? 11 : 5);
-  if (warp == 11) TRACE(kDown ? 12 : 13);
 }
 
-template <int kStages>
-__global__ void __launch_bounds__(kThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
+template <int kConsumers, int kStages>
+__global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
   if (threadIdx.x < 32) TRACE(0);
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* const ring = shared;
@@ -430,41 +430,42 @@ __global__ void __launch_bounds__(kThreads, 1) experts_kernel(const __grid_const
     ptx::barrier_init(&c.columns_empty[threadIdx.x - kConsumers * kStages], kConsumers);
   }
   ptx::barrier_init_fence();
+  for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
+  __syncthreads();
   ptx::dependency_wait();
   ptx::launch_dependents();
   if (warp == 0) TRACE(1);
-  if (warp < kConsumers) {
+  if (!all_tokens_fit(p)) {
+    route_tokens(c.table, p, warp, blockDim.x / 32);
+  } else if (warp < kConsumers) {
     route_tokens(c.table, p, warp, kConsumers);
-  } else if (all_tokens_fit(p)) {
+  } else {
     const int tiles = mxfp4::tiles_of(p.hidden_size);
     for (int token = 0; token < p.tokens; ++token)
       fill_column(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(token) * p.hidden_size, columns + token * column_bytes(tiles), p.hidden_size, tiles,
                   threadIdx.x - 32 * kConsumers);
   }
   route_groups(c.table, p);  // begins and ends with a block barrier
+  if (warp == 0) share_of(c.share[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
+  if (warp == 1) share_of(c.share[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
+  __syncthreads();
   if (warp == 0) TRACE(2);
   if (blockIdx.x == 0 && threadIdx.x < p.tokens) reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = c.table.ids[threadIdx.x];
 
-  const Share share[2] = {share_of(c.table.groups, 2 * p.intermediate, p.hidden_size), share_of(c.table.groups, p.hidden_size, p.intermediate)};
   __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
   if (warp >= kConsumers) {
-    fill(p, c, columns, capacity, share, reinterpret_cast<int*>(workspace + ws.ready), activations);
+    fill(p, c, columns, capacity, threadIdx.x - 32 * kConsumers, reinterpret_cast<int*>(workspace + ws.ready), activations);
     return;
   }
-  const bool leader = (threadIdx.x & 31) == 0;
   Copies<kStages> copies = {};
   copies.ring = ring + warp * kStages * kStageBytes;
   copies.full = c.full[warp];
   copies.policy = ptx::evict_first_policy();
-  copies.enter(p, c.table, share, warp);
+  copies.pair = -1;
+  copies.seek(p, c, warp);
 #pragma unroll 1
-  for (int i = 0; i < kStages; ++i) copies.next(p, c.table, share, warp, leader);
-  const int buffer_bytes = capacity * column_bytes(max(share[0].tiles, share[1].tiles));
-  int stage = 0, phase = 0;
-  uint32_t parity = 0;
-  float* const sums = reinterpret_cast<float*>(workspace + ws.partials);
-  consume<false, kStages>(p, c, copies, columns, buffer_bytes, share, stage, parity, phase, activations, sums);
-  consume<true, kStages>(p, c, copies, columns, buffer_bytes, share, stage, parity, phase, activations, sums);
+  for (int i = 0; i < kStages; ++i) copies.next(p, c, warp, (threadIdx.x & 31) == 0);
+  consume<kStages>(p, c, copies, columns, capacity, activations, reinterpret_cast<float*>(workspace + ws.partials));
 }
 
 // out = residual + sum of the four weighted expert outputs, in slot order; four columns a thread.
@@ -499,12 +500,13 @@ using Kernel = void (*)(GossamerMoeArgs, int);
 struct Tactic {
   Kernel kernel;
   int (*bytes)(int, int);
+  int threads;
 };
-template <int kStages>
+template <int kConsumers, int kStages>
 Tactic tactic() {
-  return {experts_kernel<kStages>, shared_bytes<kStages>};
+  return {experts_kernel<kConsumers, kStages>, shared_bytes<kConsumers, kStages>, 32 * kConsumers + kFillerThreads};
 }
-const Tactic kTactics[] = {tactic<3>(), tactic<4>()};  // stages of a ring
+const Tactic kTactics[] = {tactic<12, 3>(), tactic<12, 4>(), tactic<16, 2>(), tactic<16, 3>()};  // consumers, stages of a ring
 static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == GOSSAMER_MOE_TACTICS);
 
 bool prepared = false;
@@ -537,10 +539,10 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   if (!prepared) return GOSSAMER_NOT_PREPARED;
   const int capacity = p->tokens == 1 ? 2 : p->tokens < kGroupTokens ? p->tokens : kGroupTokens;
   const int tiles = mxfp4::tiles_of(p->hidden_size > p->intermediate ? p->hidden_size : p->intermediate);
-  const Tactic& t = kTactics[p->tactic < 0 ? (kTactics[1].bytes(capacity, tiles) <= kMaxSharedBytes) : p->tactic];
+  const Tactic& t = kTactics[p->tactic < 0 ? 0 : p->tactic];
   const int bytes = t.bytes(capacity, tiles);
   if (bytes > kMaxSharedBytes) return GOSSAMER_BAD_TACTIC;
-  int status = launch(t.kernel, dim3(multiprocessors()), dim3(kThreads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity);
+  int status = launch(t.kernel, dim3(multiprocessors()), dim3(t.threads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity);
   if (status == GOSSAMER_OK) status = launch(finalize_kernel, dim3((p->hidden_size + 1023) / 1024, p->tokens), dim3(256), 0, stream, true, *p);
   return status;
 }

@@ -25,6 +25,7 @@ struct Group {
 struct RouteTable {
   uint32_t ids[kMaxTokens];  // four expert numbers a token, local to this rank; kNoExpert: elsewhere
   float weights[kMaxTokens * kTopK];
+  uint32_t members[kMaxExperts][2];  // tokens of an expert, a bit each; zero before route_tokens
   int groups;
   int warp_totals[4];
   Group group[kMaxGroups];
@@ -90,7 +91,9 @@ __device__ __forceinline__ void route_tokens(RouteTable& table, const GossamerMo
 #pragma unroll
       for (int k = 0; k < kTopK; ++k) {
         const int local = id[k] - p.expert_begin;
-        packed |= static_cast<uint32_t>(id[k] >= 0 && local >= 0 && local < p.experts_local ? local : kNoExpert) << (8 * k);
+        const bool here = id[k] >= 0 && local >= 0 && local < p.experts_local;
+        packed |= static_cast<uint32_t>(here ? local : kNoExpert) << (8 * k);
+        if (here && p.tokens > 1) atomicOr(&table.members[local][t / 32], 1u << (t % 32));
         table.weights[t * kTopK + k] = weight[k];
       }
       table.ids[t] = packed;
@@ -122,8 +125,7 @@ __device__ __forceinline__ void route_groups(RouteTable& table, const GossamerMo
   int count = 0, groups = 0, before = 0;
   const int e = threadIdx.x;
   if (e < kMaxExperts) {
-    if (e < p.experts_local)
-      for (int t = 0; t < p.tokens; ++t) count += __popc(__vcmpeq4(table.ids[t], 0x01010101u * e)) >> 3;
+    count = __popc(table.members[e][0]) + __popc(table.members[e][1]);
     groups = (count + kGroupTokens - 1) / kGroupTokens;
     before = groups;
 #pragma unroll
@@ -138,22 +140,19 @@ __device__ __forceinline__ void route_groups(RouteTable& table, const GossamerMo
   if (e < kMaxExperts) {
     for (int w = 0; w < warp; ++w) before += table.warp_totals[w];
     if (e == kMaxExperts - 1) table.groups = before + groups;
-    if (count) {
-      int n = 0;
-      for (int t = 0; t < p.tokens; ++t) {
-        const uint32_t same = __vcmpeq4(table.ids[t], 0x01010101u * e);
-        if (!same) continue;
+    int n = 0;
 #pragma unroll
-        for (int k = 0; k < kTopK; ++k)
-          if ((same >> (8 * k)) & 1u) {
-            Group& g = table.group[before + n / kGroupTokens];
-            g.slots[n % kGroupTokens] = static_cast<uint8_t>(t * kTopK + k);
-            g.expert = static_cast<uint16_t>(e);
-            g.count = static_cast<uint16_t>(min(kGroupTokens, count - n / kGroupTokens * kGroupTokens));
-            ++n;
-          }
+    for (int word = 0; word < 2; ++word)
+      for (uint32_t left = table.members[e][word]; left; left &= left - 1, ++n) {
+        const int t = 32 * word + __ffs(left) - 1;
+        const int k = (__ffs(__vcmpeq4(table.ids[t], 0x01010101u * e)) - 1) / 8;
+        Group& g = table.group[before + n / kGroupTokens];
+        g.slots[n % kGroupTokens] = static_cast<uint8_t>(t * kTopK + k);
+        if (n % kGroupTokens == 0) {
+          g.expert = static_cast<uint16_t>(e);
+          g.count = static_cast<uint16_t>(min(kGroupTokens, count - n));
+        }
       }
-    }
   }
   __syncthreads();
 }

@@ -94,7 +94,7 @@ typedef struct {
   float swiglu_limit, swiglu_alpha;  // 7 and 1.702
   int tactic;                        // 0..GOSSAMER_MOE_TACTICS-1; -1: the launcher's own choice
 } GossamerMoeArgs;
-#define GOSSAMER_MOE_TACTICS 2
+#define GOSSAMER_MOE_TACTICS 4
 #define GOSSAMER_MOE_MAX_TOKENS 64
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
 int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);
