@@ -162,9 +162,10 @@ impl Scheduler {
         let prompt = submit.prompt.len() as u64;
         let longest = u64::from(self.layout.max_model_len);
         let tokens = (prompt + u64::from(submit.stop.max_tokens)).min(longest).max(prompt + 1);
-        let capacity = self.layout.capacity_tokens().min(longest);
-        if tokens > capacity {
-            return Some(Refusal::NeverFits { tokens, capacity });
+        let capacity = self.layout.capacity_tokens();
+        // The last token is drawn and never run: it needs no keys.
+        if tokens > longest || tokens - 1 > capacity {
+            return Some(Refusal::NeverFits { tokens, capacity: capacity.min(longest) });
         }
         // Refilled sequences and the further choices of an admitted request were let in before.
         let first_choice = SequenceKey { choice: 0, ..submit.key };
@@ -260,7 +261,7 @@ impl Scheduler {
             self.pool = BlockPool::new(layout.num_blocks, layout.groups());
             self.layout = layout;
             let capacity = self.layout.capacity_tokens();
-            let too_long = |sequence: &&Sequence| u64::from(sequence.max_total) > capacity;
+            let too_long = |sequence: &&Sequence| u64::from(sequence.max_total) > capacity + 1;
             let lost: Vec<SeqId> =
                 self.sequences.iter().filter(too_long).map(|sequence| sequence.place.id).collect();
             for id in lost {

@@ -215,7 +215,9 @@ fn what_never_fits_is_refused_and_holds_nobody_up() {
     let large = driver.submit(submit(0, prompt(1, 4000), 10));
     let small = driver.submit(submit(1, prompt(2, 10), 10));
     assert_eq!(driver.clients[&large].refused, Some(Refusal::NeverFits { tokens: 4010, capacity }));
-    let largest = driver.submit(submit(2, prompt(3, capacity as u32 - 10), 10));
+    let largest = driver.submit(submit(2, prompt(3, capacity as u32 - 9), 10));
+    let beyond = driver.submit(submit(3, prompt(3, capacity as u32 - 8), 10));
+    assert!(driver.clients[&beyond].refused.is_some());
     driver.finish();
     driver.check_all_served();
     for key in [small, largest] {
