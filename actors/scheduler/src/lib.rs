@@ -7,7 +7,11 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `scheduler` | the state and the calls from outside |
-//! | `planning` | one step: who runs how many tokens, who is admitted, who is pre-empted |
+//! | `intake` | new sequences, and what is refused |
+//! | `attachment` | workers lost and replaced |
+//! | `planning` | one step: who runs how many tokens |
+//! | `admission` | who is let in, and with what of its prefix |
+//! | `blocks` | blocks for a run, and from whom they are taken |
 //! | `completion` | results: tokens into the log, stop rules, the end of sequences |
 //! | `queue` | waiting sequences, fair among tenants |
 //! | `layout`, `pool` | KV block arithmetic, and the one pool of block ids |
@@ -24,8 +28,12 @@
 //! Invariant: plans are executed in the order of their numbers. Blocks are therefore reused as soon as the plan that
 //! needed them last has been made, before it has run.
 
+mod admission;
+mod attachment;
+mod blocks;
 mod completion;
 mod config;
+mod intake;
 mod invariants;
 mod layout;
 mod output;
@@ -38,7 +46,8 @@ mod queue;
 mod scheduler;
 mod sequence;
 
+pub use attachment::WorkerError;
 pub use completion::CompleteError;
 pub use config::{ConfigError, SchedulerConfig, graph_buckets};
 pub use invariants::Violation;
-pub use scheduler::{Scheduler, WorkerError};
+pub use scheduler::Scheduler;

@@ -12,22 +12,18 @@
 //! take all blocks, and admission refused what does not fit an empty pool.
 //! Invariant: a plan made in the steady state allocates no memory.
 
+use crate::admission::Admission;
 use crate::pool::HashTable;
 use crate::prefix;
 use crate::queue::{Place, TenantId};
 use crate::scheduler::Scheduler;
-use crate::sequence::{BlockTable, SeqId};
-use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, SlotJoin, StepPlan};
+use crate::sequence::SeqId;
+use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, StepPlan};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Sequences that are passed over in one plan because their prefix is being computed; a bound on the search.
 const MAX_DEFERRED: usize = 64;
-/// Tokens of sequences that join in one plan, unless it is one alone: a plan must fit its ring.
-const MAX_JOINING: usize = 1 << 18;
-/// Tokens of output that a sequence's lists make room for when it is admitted.
-const ROOM: usize = 4096;
-
 /// A plan whose result has not arrived.
 #[derive(Default)]
 pub(crate) struct InFlight {
@@ -58,29 +54,19 @@ struct Candidate {
     source: Source,
 }
 
-enum Admission {
-    Admitted {
-        tokens: u32,
-    },
-    /// It pays to wait for a step: its last token is being drawn, or its prefix computed.
-    Deferred,
-    /// It does not fit now.
-    Blocked,
-}
-
 /// Buffers that live from plan to plan.
 #[derive(Default)]
 pub(crate) struct Scratch {
     candidates: BinaryHeap<Reverse<Candidate>>,
-    prefilling: Vec<SeqId>,
+    pub prefilling: Vec<SeqId>,
     deferred: Vec<(TenantId, Place)>,
     /// Sequences that complete blocks in this plan.
     completing: Vec<SeqId>,
     /// Hashes of those blocks. They can be shared from the next plan on.
-    computing: HashTable<()>,
+    pub computing: HashTable<()>,
     samples: Vec<Sample>,
     /// Tokens of the sequences that join in this plan.
-    joining: usize,
+    pub joining: usize,
     pub spare_samples: Vec<Vec<Sample>>,
     spare_grants: Vec<Vec<u32>>,
 }
@@ -107,7 +93,7 @@ impl Scheduler {
         Some(&self.plan)
     }
 
-    fn section(&mut self) -> &mut RankPlan {
+    pub(crate) fn section(&mut self) -> &mut RankPlan {
         &mut self.plan.ranks[0]
     }
 
@@ -238,110 +224,8 @@ impl Scheduler {
         stale
     }
 
-    fn admit(&mut self, place: Place, tenant: TenantId, budget: u32) -> Admission {
-        let layout = &self.layout;
-        let sequence = self.sequences.get_mut(place.id);
-        if sequence.pending > 0 {
-            return Admission::Deferred;
-        }
-        let length = sequence.tokens.len() as u32;
-        let mut hit = 0;
-        if self.config.enable_prefix_caching {
-            // The last token always runs: its logits are wanted.
-            let blocks = (length - 1) / layout.block_size;
-            let (salt, size) = (sequence.cache_salt, layout.block_size);
-            prefix::extend_hashes(&mut sequence.hashes, &sequence.tokens, salt, size, blocks);
-            let hashes = &sequence.hashes[..blocks as usize];
-            hit = prefix::longest_hit(&self.pool, layout, hashes);
-            if hashes.get(hit as usize).is_some_and(|next| self.scratch.computing.contains_key(next)) {
-                return Admission::Deferred;
-            }
-        }
-        let computed = hit * layout.block_size;
-        let cached = |group: usize| {
-            let first = layout.first_live(group, computed).min(hit);
-            (first, first..hit)
-        };
-        let mut need = layout.resting_blocks(length);
-        for group in 0..layout.windows.len() {
-            for column in cached(group).1 {
-                let block = self.pool.find(group, sequence.hashes[column as usize]);
-                need -= u64::from(block.is_some_and(|block| self.pool.owners(block) > 0));
-            }
-        }
-        if need + self.promised_blocks() > u64::from(self.pool.free_blocks())
-            || (!self.config.enable_chunked_prefill && length - computed > budget)
-            || (self.scratch.joining > 0 && self.scratch.joining + length as usize > MAX_JOINING)
-        {
-            return Admission::Blocked;
-        }
-        let Some(slot) = self.free_slots.pop() else { return Admission::Blocked };
-
-        self.queue.remove(tenant, place);
-        let sequence = self.sequences.get_mut(place.id);
-        for group in 0..layout.windows.len() {
-            let (first, columns) = cached(group);
-            let mut blocks = Vec::with_capacity((length as usize + ROOM) / layout.block_size as usize + 1);
-            for column in columns {
-                if let Some(block) = self.pool.find(group, sequence.hashes[column as usize]) {
-                    self.pool.share(block);
-                    blocks.push(block);
-                }
-            }
-            sequence.tables.push(BlockTable { first, blocks });
-        }
-        (sequence.computed, sequence.columns, sequence.registered) = (computed, hit, hit);
-        sequence.slot = Some(slot);
-        let room = ROOM.min((sequence.max_total - length) as usize);
-        sequence.tokens.reserve(room);
-        sequence.hashes.reserve(room / layout.block_size as usize + 1);
-        if sequence.cached_prompt_tokens.is_none() {
-            let found = computed.min(sequence.prompt_len);
-            sequence.cached_prompt_tokens = Some(found);
-            if self.config.enable_prefix_caching {
-                self.stats.prefix_queries += u64::from(sequence.prompt_len);
-                self.stats.prefix_hits += u64::from(found);
-            }
-        }
-        self.stats.prompt_tokens += u64::from(sequence.advance_charged(computed).0);
-        self.scratch.joining += length as usize;
-        let join = SlotJoin {
-            slot,
-            tokens: sequence.tokens.clone(),
-            prompt_len: sequence.prompt_len,
-            choice: sequence.key.choice,
-            sampling: sequence.sampling.clone(),
-            min_tokens: sequence.min_tokens,
-            stop_token_ids: sequence.stop_token_ids.clone(),
-        };
-        self.section().join.push(join);
-        let index = self.running.partition_point(|other| *other < place);
-        self.running.insert(index, place);
-        let tokens = self.run(place.id, (length - computed).min(budget));
-        if tokens < length - computed {
-            self.scratch.prefilling.push(place.id);
-        }
-        Admission::Admitted { tokens }
-    }
-
-    /// Blocks that admission must leave: those that running prompts still need, and a little for the next columns.
-    fn promised_blocks(&self) -> u64 {
-        let missing = |id: &SeqId| {
-            let sequence = self.sequences.get(*id);
-            match sequence.slot {
-                Some(_) => {
-                    let need = self.layout.resting_blocks(sequence.tokens.len() as u32);
-                    need.saturating_sub(sequence.held_blocks())
-                }
-                None => 0,
-            }
-        };
-        let spare = (self.running.len() as u64).min(u64::from(self.layout.num_blocks) / 100);
-        self.scratch.prefilling.iter().map(missing).sum::<u64>() + spare
-    }
-
     /// Runs up to `want` tokens of a running sequence; returns how many. 0: there was no block for it.
-    fn run(&mut self, id: SeqId, want: u32) -> u32 {
+    pub(crate) fn run(&mut self, id: SeqId, want: u32) -> u32 {
         let count = self.reserve(id, want);
         if count == 0 {
             return 0;
@@ -382,69 +266,5 @@ impl Scheduler {
             self.scratch.completing.push(id);
         }
         count
-    }
-
-    /// Finds blocks for up to `want` tokens after `computed`; returns for how many.
-    fn reserve(&mut self, id: SeqId, want: u32) -> u32 {
-        let groups = self.layout.groups();
-        let size = self.layout.block_size;
-        let sequence = self.sequences.get_mut(id);
-        sequence.slide(&self.layout, &mut self.pool);
-        let (computed, columns, place) = (sequence.computed, sequence.columns, sequence.place);
-        if computed + want <= columns * size {
-            return want;
-        }
-        let count = loop {
-            let reach = u64::from(columns + self.pool.free_blocks() / groups) * u64::from(size);
-            let fits = reach.saturating_sub(u64::from(computed)).min(u64::from(want)) as u32;
-            if fits == want || (fits > 0 && self.config.enable_chunked_prefill) {
-                break fits;
-            }
-            let idle = |other: &&Place| self.sequences.get(other.id).planned_step != self.next_step;
-            match self.running.iter().rev().find(idle).copied() {
-                Some(victim) if victim > place => self.preempt(victim),
-                _ => return 0,
-            }
-        };
-        let sequence = self.sequences.get_mut(id);
-        sequence.columns = (computed + count).div_ceil(size).max(columns);
-        for (group, table) in sequence.tables.iter_mut().enumerate() {
-            while table.first + (table.blocks.len() as u32) < sequence.columns {
-                table.blocks.push(self.pool.allocate(group).expect("free blocks were counted above"));
-            }
-        }
-        count
-    }
-
-    /// Sends a running sequence back to wait; it will be computed again from its log, or from what is still cached.
-    fn preempt(&mut self, place: Place) {
-        self.remove_running(place);
-        let sequence = self.sequences.get_mut(place.id);
-        sequence.release_blocks(&mut self.pool);
-        if let Some(slot) = sequence.slot.take() {
-            self.free_slots.push(slot);
-            self.leaving.push(slot);
-        }
-        self.queue.push(sequence.tenant, place);
-        self.stats.preemptions += 1;
-    }
-
-    /// Tells the prefix cache of blocks that are full, whose tokens are known, and which plans made before compute.
-    pub(crate) fn register_blocks(&mut self, id: SeqId) {
-        let size = self.layout.block_size;
-        let sequence = self.sequences.get_mut(id);
-        let full = sequence.computed.min(sequence.tokens.len() as u32) / size;
-        if !self.config.enable_prefix_caching || sequence.slot.is_none() || full <= sequence.registered {
-            return;
-        }
-        let salt = sequence.cache_salt;
-        prefix::extend_hashes(&mut sequence.hashes, &sequence.tokens, salt, size, full);
-        for table in &sequence.tables {
-            for column in sequence.registered.max(table.first)..full {
-                let block = table.blocks[(column - table.first) as usize];
-                self.pool.register(block, sequence.hashes[column as usize]);
-            }
-        }
-        sequence.registered = full;
     }
 }

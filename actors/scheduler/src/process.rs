@@ -14,15 +14,17 @@
 //! Invariant: inputs of a link that was replaced are dropped: they carry its epoch.
 
 mod links;
+mod stats_clock;
 mod worker_group;
 
 use crate::process::links::{ServerLink, listen};
+use crate::process::stats_clock::StatsClock;
 use crate::process::worker_group::WorkerGroup;
 use crate::{CompleteError, Scheduler, SchedulerConfig, WorkerError, graph_buckets};
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::ServeConfig;
 use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState};
-use gossamer_wire::{FromScheduler, FromWorker, SchedulerStats, ToScheduler, WireError};
+use gossamer_wire::{FromScheduler, FromWorker, ToScheduler, WireError};
 use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -34,10 +36,8 @@ pub use links::MAX_BACKLOG;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause while a ring is full.
 const RETRY: Duration = Duration::from_millis(1);
-/// Statistics are sent when they changed, but not more often than this.
-const STATS_AT_MOST: Duration = Duration::from_millis(100);
-/// Statistics are sent at least this often.
-const STATS_AT_LEAST: Duration = Duration::from_secs(1);
+/// The ring of plans has room for more plans than are ever in flight; a worker that leaves it full is stuck.
+const PLAN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Inputs taken in one turn.
 const INPUTS_PER_TURN: usize = 4096;
 
@@ -393,7 +393,7 @@ impl<P: Pulse> Loop<'_, P> {
         while let Some(plan) = scheduler.plan(now) {
             gossamer_wire::encode_into(plan, &mut self.buffer).map_err(ProcessError::Encode)?;
             let step = plan.step;
-            match workers.plans.send(&self.buffer, STATS_AT_LEAST) {
+            match workers.plans.send(&self.buffer, PLAN_TIMEOUT) {
                 Ok(()) => {}
                 // The workers have just died; what was planned is planned again for their successors.
                 Err(SendError::Closed) => return self.lose_workers(),
@@ -439,52 +439,6 @@ impl<P: Pulse> Loop<'_, P> {
     fn has_ended(&self) -> bool {
         let idle = self.scheduler.as_ref().is_none_or(Scheduler::is_idle);
         self.ending.is_some_and(|end| Instant::now() >= end || (idle && self.servers.is_empty()))
-    }
-}
-
-/// Decides when statistics are sent, and adds what needs a clock.
-struct StatsClock {
-    sent: SchedulerStats,
-    sent_at: Instant,
-    forced: bool,
-    busy_ns: u64,
-    busy_since: Instant,
-    device_busy: f32,
-}
-
-impl StatsClock {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            sent: SchedulerStats::default(),
-            sent_at: now,
-            forced: true,
-            busy_ns: 0,
-            busy_since: now,
-            device_busy: 0.0,
-        }
-    }
-
-    fn due(&mut self) {
-        self.forced = true;
-    }
-
-    fn next(&mut self, scheduler: &Scheduler) -> Option<SchedulerStats> {
-        let elapsed = self.sent_at.elapsed();
-        if !self.forced && elapsed < STATS_AT_MOST {
-            return None;
-        }
-        let window = self.busy_since.elapsed();
-        if window >= STATS_AT_LEAST {
-            self.device_busy = (self.busy_ns as f64 / window.as_nanos() as f64).min(1.0) as f32;
-            (self.busy_ns, self.busy_since) = (0, Instant::now());
-        }
-        let stats = SchedulerStats { device_busy: self.device_busy, ..scheduler.stats() };
-        if !self.forced && stats == self.sent && elapsed < STATS_AT_LEAST {
-            return None;
-        }
-        (self.sent, self.sent_at, self.forced) = (stats.clone(), Instant::now(), false);
-        Some(stats)
     }
 }
 
