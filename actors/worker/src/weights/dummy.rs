@@ -45,11 +45,12 @@ pub fn make(weights: &[Weight], seed: u64) -> Result<Weights, MemoryError> {
     }
     pieces.reverse();
     let queue = Mutex::new(pieces);
+    let standard = standard_quantiles();
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     std::thread::scope(|scope| {
         for _ in 0..default_threads() {
             scope.spawn(|| {
-                let mut table = Table::default();
+                let mut table = Table { standard: &standard, of: None, values: Vec::new() };
                 while let Some(piece) = next() {
                     piece.fill(&mut table);
                 }
@@ -73,7 +74,7 @@ fn mix(mut x: u64) -> u64 {
 }
 
 impl Piece<'_> {
-    fn fill(self, table: &mut Table) {
+    fn fill(self, table: &mut Table<'_>) {
         let Self { bytes, fill, seed, first_word } = self;
         let word = |index: usize| {
             mix(seed.wrapping_add((first_word + index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
@@ -108,44 +109,51 @@ impl Piece<'_> {
 }
 
 /// Quantiles of the normal distribution that was asked for last.
-#[derive(Default)]
-struct Table {
+struct Table<'a> {
+    standard: &'a [f64],
     of: Option<(f32, f32)>,
     values: Vec<u16>,
 }
 
-impl Table {
+impl Table<'_> {
     fn of(&mut self, mean: f32, std: f32) -> &[u16] {
         if self.of != Some((mean, std)) {
-            let value = |index: usize| {
-                let p = (index as f64 + 0.5) / QUANTILES as f64;
-                bf16::from_f64(f64::from(mean) + f64::from(std) * normal_quantile(p)).to_bits()
-            };
-            self.values = (0..QUANTILES).map(value).collect();
+            let value =
+                |quantile: &f64| bf16::from_f64(f64::from(mean) + f64::from(std) * quantile).to_bits();
+            self.values = self.standard.iter().map(value).collect();
             self.of = Some((mean, std));
         }
         &self.values
     }
 }
 
-/// Inverse of the normal distribution function: bisection on its series, which is quick enough for one small table.
-fn normal_quantile(p: f64) -> f64 {
-    let (mut low, mut high) = (-8.0, 8.0);
-    for _ in 0..50 {
-        let middle = (low + high) / 2.0;
-        if normal_cdf(middle) < p { low = middle } else { high = middle }
+/// Quantiles of the standard normal distribution, in the middle of [`QUANTILES`] equal parts: Newton's method, each one
+/// from its neighbour, outwards from the median.
+fn standard_quantiles() -> Vec<f64> {
+    let half = QUANTILES / 2;
+    let mut quantiles = vec![0.0; QUANTILES];
+    let mut x = 0.0_f64;
+    for index in 0..half {
+        let p = 0.5 + (index as f64 + 0.5) / QUANTILES as f64;
+        for _ in 0..4 {
+            let density = (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
+            x -= (normal_cdf(x, density) - p) / density;
+        }
+        quantiles[half + index] = x;
+        quantiles[half - 1 - index] = -x;
     }
-    (low + high) / 2.0
+    quantiles
 }
 
 /// `1/2 + phi(x) (x + x³/3 + x⁵/(3·5) + …)` (Marsaglia 2004).
-fn normal_cdf(x: f64) -> f64 {
-    let (mut term, mut sum) = (x, x);
-    for k in 1..200 {
-        term *= x * x / f64::from(2 * k + 1);
+fn normal_cdf(x: f64, density: f64) -> f64 {
+    let (mut term, mut sum, mut odd) = (x, x, 1.0);
+    while term > 1e-17 {
+        odd += 2.0;
+        term *= x * x / odd;
         sum += term;
     }
-    0.5 + sum * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
+    0.5 + sum * density
 }
 
 #[cfg(test)]
@@ -181,6 +189,16 @@ mod tests {
         assert_eq!(bytes(&one, 0, 6_000_006), bytes(&again, 0, 6_000_006));
         assert_ne!(bytes(&one, 0, 1000), bytes(&other, 0, 1000));
         assert_ne!(bytes(&one, 0, 1000), bytes(&one, 1, 1000));
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_normal_distribution() {
+        let quantiles = standard_quantiles();
+        assert!(quantiles.is_sorted());
+        // The part around a probability of 0.975 and the outermost one.
+        let at = |p: f64| quantiles[(p * QUANTILES as f64) as usize];
+        assert!((at(0.975) - 1.96).abs() < 0.005, "{}", at(0.975));
+        assert!((quantiles[QUANTILES - 1] - 3.667_9).abs() < 0.001, "{}", quantiles[QUANTILES - 1]);
     }
 
     #[test]
