@@ -134,13 +134,70 @@ impl CostModel {
         if load.tokens == 0 {
             return Duration::ZERO;
         }
-        let share = f64::from(self.experts_per_token) / f64::from(self.num_experts.max(1));
-        let touched = 1.0 - (1.0 - share).max(0.0).powf(load.tokens as f64);
-        let weights = self.dense_us + self.experts_us * touched;
+        let weights = self.dense_us + self.experts_us * self.touched(load);
         let arithmetic = self.token_us * load.tokens as f64;
         let attention = self.context_us * load.context as f64 + self.pair_us * load.pairs as f64;
         Duration::from_secs_f64((self.fixed_us + weights.max(arithmetic) + attention) * 1e-6)
     }
+}
+
+impl CostModel {
+    /// Fits the coefficients to measured steps, in two parts: steps of single tokens are bound by reading, and tell what
+    /// weights and context cost; the others tell what arithmetic and the attention of prompts cost. Relative errors count.
+    /// A coefficient that no step depends on is 0. `fixed_us` cannot be told from `dense_us` and is part of it.
+    pub fn fit(
+        device: &str,
+        num_experts: u32,
+        experts_per_token: u32,
+        steps: &[(StepLoad, Duration)],
+    ) -> Self {
+        let mut model = Self { device: device.into(), num_experts, experts_per_token, ..Self::instant() };
+        let (prompts, singles): (Vec<_>, Vec<_>) = steps.iter().partition(|(load, _)| load.pairs > 0);
+        let rows: Vec<_> = singles
+            .iter()
+            .map(|(load, time)| ([1.0, model.touched(load), load.context as f64], time.as_secs_f64() * 1e6))
+            .collect();
+        [model.dense_us, model.experts_us, model.context_us] = least_squares(&rows);
+        let rows: Vec<_> = prompts
+            .iter()
+            .filter_map(|(load, time)| {
+                let rest = time.as_secs_f64() * 1e6 - model.context_us * load.context as f64;
+                // Short prompts are bound by reading as well, and say nothing about arithmetic.
+                let bound = 1.2 * (model.dense_us + model.experts_us * model.touched(load));
+                (rest > bound).then_some(([load.tokens as f64, load.pairs as f64], rest))
+            })
+            .collect();
+        [model.token_us, model.pair_us] = least_squares(&rows);
+        model
+    }
+
+    /// Share of the experts that a step reads.
+    fn touched(&self, load: &StepLoad) -> f64 {
+        let share = f64::from(self.experts_per_token) / f64::from(self.num_experts.max(1));
+        1.0 - (1.0 - share).max(0.0).powf(load.tokens as f64)
+    }
+}
+
+/// Coefficients of at least 0 whose sums come closest to the times, by relative error: coordinate descent.
+fn least_squares<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
+    let mut coefficients = [0.0; N];
+    let rows: Vec<[f64; N]> = rows
+        .iter()
+        .filter(|(_, time)| *time > 0.0)
+        .map(|(terms, time)| terms.map(|term| term / time))
+        .collect();
+    for _ in 0..20_000 {
+        for k in 0..N {
+            let (mut above, mut below) = (0.0, 0.0);
+            for terms in &rows {
+                let others: f64 = (0..N).filter(|j| *j != k).map(|j| terms[j] * coefficients[j]).sum();
+                above += terms[k] * (1.0 - others);
+                below += terms[k] * terms[k];
+            }
+            coefficients[k] = if below > 0.0 { f64::max(0.0, above / below) } else { 0.0 };
+        }
+    }
+    coefficients
 }
 
 /// What a step has to do.
@@ -200,6 +257,32 @@ mod tests {
         close(micros(&[(0, 2000)]), 100.0 + 28_000.0 + 2.0 + 0.00002 * 2000.0 * 1999.0 / 2.0);
         assert!(micros(&[(50_000, 2000)]) > micros(&[(0, 2000)]) + 1900.0);
         assert_eq!(CostModel::instant().step(&StepLoad { tokens: 5, context: 5, pairs: 5 }), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_fit_predicts_the_steps_that_it_was_made_from() {
+        let mut steps = Vec::new();
+        for batch in [1, 2, 4, 8, 16, 64, 256] {
+            for start in [10, 1000, 30_000] {
+                let mut load = StepLoad::default();
+                (0..batch).for_each(|_| load.add_run(start, 1));
+                steps.push((load, model().step(&load)));
+            }
+        }
+        for count in [16, 512, 2048, 8192] {
+            for start in [0, 8192, 65_536] {
+                let mut load = StepLoad::default();
+                load.add_run(start, count);
+                steps.push((load, model().step(&load)));
+            }
+        }
+        let fitted = CostModel::fit("test", 128, 4, &steps);
+        for (load, time) in &steps {
+            let ratio = fitted.step(load).as_secs_f64() / time.as_secs_f64();
+            assert!((0.9..1.1).contains(&ratio), "{load:?}: {ratio} by {fitted:?}");
+        }
+        let nothing = CostModel::fit("test", 1, 1, &[]);
+        assert_eq!(nothing, CostModel { device: "test".into(), ..CostModel::instant() });
     }
 
     #[test]
