@@ -269,10 +269,10 @@ fn asynchronous_scheduling_changes_no_token() {
                 steps_in_flight,
                 ..Default::default()
             };
-            let mut driver = Driver::new(config, info(90, 16, 20));
+            let mut driver = Driver::new(config, info(50, 16, 20));
             for serial in 0..concurrency * 3 / 2 {
                 let mut submit =
-                    submit(serial, prompt(u64::from(serial), 10 + serial * 37 % 500), 1 + serial * 13 % 90);
+                    submit(serial, prompt(u64::from(serial), 10 + serial * 37 % 200), 1 + serial * 13 % 90);
                 submit.stop.stop_token_ids = (0..20).collect();
                 submit.stream_interval = 1 + serial % 9;
                 driver.submit(submit);
