@@ -2,7 +2,8 @@
 //! the measured float32 roof, whichever takes longer.
 //!
 //! `cargo bench -p gossamer-backend-fallback --bench operations`. Set `GOSSAMER_BENCH_QUICK=1` for the table of shares
-//! alone, `GOSSAMER_BENCH_ONLY=text` for the rows with that text.
+//! alone, `GOSSAMER_BENCH_ONLY=text` for the rows with that text, `GOSSAMER_BENCH_ALONE=1` to use one thread and count its
+//! processor time, where others keep the machine busy.
 
 #[path = "../tests/common/threads.rs"]
 mod threads;
@@ -70,13 +71,35 @@ impl Builder<'_> {
         self.memory.put(&words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
     }
 
-    fn case(&mut self, name: String, desc: OpDesc, args: OpArgs, tokens: u32, bytes: f64, flops: f64) -> Case {
+    fn case(
+        &mut self,
+        name: String,
+        desc: OpDesc,
+        args: OpArgs,
+        tokens: u32,
+        bytes: f64,
+        flops: f64,
+    ) -> Case {
         let workspace_bytes = self.backend.workspace(&desc, 0, tokens);
         let workspace = self.memory.put(&vec![0; workspace_bytes as usize]);
-        Case { name, desc, launch: Launch { args, tactic: 0, workspace, workspace_bytes, stream: 0 }, bytes, flops }
+        Case {
+            name,
+            desc,
+            launch: Launch { args, tactic: 0, workspace, workspace_bytes, stream: 0 },
+            bytes,
+            flops,
+        }
     }
 
-    fn gemm(&mut self, name: &str, k: u32, features: [u32; 3], norm: u32, tokens: u32, activation: DType) -> Case {
+    fn gemm(
+        &mut self,
+        name: &str,
+        k: u32,
+        features: [u32; 3],
+        norm: u32,
+        tokens: u32,
+        activation: DType,
+    ) -> Case {
         let columns: u32 = features.iter().sum();
         let out = if name == "head" { DType::F32 } else { activation };
         let desc = GemmDesc {
@@ -189,12 +212,15 @@ impl Builder<'_> {
             kv_scales: 0,
             out: self.activations((tokens * heads * dim) as usize, activation),
         };
-        let seen = |position: u32| f64::from(if window == 0 { position + 1 } else { window.min(position + 1) });
+        let seen =
+            |position: u32| f64::from(if window == 0 { position + 1 } else { window.min(position + 1) });
         let pairs: f64 = (len - queries..len).map(seen).sum::<f64>() * f64::from(batch);
-        let keys = f64::from(batch) * if window == 0 { f64::from(len) } else { f64::from((window + queries).min(len)) };
+        let keys = f64::from(batch)
+            * if window == 0 { f64::from(len) } else { f64::from((window + queries).min(len)) };
         let bytes = keys * activation.bytes(u64::from(2 * kv_heads * dim)) as f64;
         let flops = 4.0 * pairs * f64::from(heads * dim);
-        let name = format!("attention {activation} batch={batch} queries={queries} len={len} window={window}");
+        let name =
+            format!("attention {activation} batch={batch} queries={queries} len={len} window={window}");
         self.case(name, OpDesc::Attention(desc), OpArgs::Attention(args), tokens, bytes, flops)
     }
 
@@ -226,52 +252,63 @@ impl Builder<'_> {
 
 type Make = Box<dyn Fn(&mut Builder) -> Case>;
 
-fn cases() -> Vec<Make> {
-    let mut cases: Vec<Make> = Vec::new();
-    for activation in [DType::F32, DType::BF16] {
-        for tokens in [1, 4, 16, 512] {
-            cases.push(Box::new(move |b| b.gemm("qkv", HIDDEN, [4096, 512, 512], 1, tokens, activation)));
-            cases.push(Box::new(move |b| b.gemm("o", 4096, [HIDDEN, 0, 0], 0, tokens, activation)));
-            cases.push(Box::new(move |b| b.experts_case(tokens, activation)));
-            if tokens < 512 {
-                cases.push(Box::new(move |b| b.gemm("head", HIDDEN, [VOCAB, 0, 0], 1, tokens, activation)));
+/// Operation, type and tokens, and how to make the case.
+type Named = (String, Make);
+
+fn cases() -> Vec<Named> {
+    let mut cases: Vec<Named> = Vec::new();
+    let mut add = |name: String, make: Make| cases.push((name, make));
+    for a in [DType::F32, DType::BF16] {
+        for t in [1, 2, 4, 16, 512] {
+            add(format!("qkv {a} {t}."), Box::new(move |b| b.gemm("qkv", HIDDEN, [4096, 512, 512], 1, t, a)));
+            add(format!("o {a} {t}."), Box::new(move |b| b.gemm("o", 4096, [HIDDEN, 0, 0], 0, t, a)));
+            add(format!("experts {a} {t}."), Box::new(move |b| b.experts_case(t, a)));
+            if t < 512 {
+                add(
+                    format!("head {a} {t}."),
+                    Box::new(move |b| b.gemm("head", HIDDEN, [VOCAB, 0, 0], 1, t, a)),
+                );
             }
         }
-        cases.push(Box::new(move |b| b.attention(512, 512, 1, 0, activation)));
-        cases.push(Box::new(move |b| b.attention(512, 512, 1, 128, activation)));
-        cases.push(Box::new(move |b| b.attention(1, 512, 16, 0, activation)));
-        cases.push(Box::new(move |b| b.attention(1, 16384, 1, 0, activation)));
+        for (queries, len, batch, window) in
+            [(512, 512, 1, 0), (512, 512, 1, 128), (1, 512, 16, 0), (1, 16384, 1, 0)]
+        {
+            let make = move |b: &mut Builder| b.attention(queries, len, batch, window, a);
+            add(format!("attention {a} {queries}."), Box::new(make));
+        }
     }
-    cases.push(Box::new(|b| b.sample(1, 0.0, 1.0)));
-    cases.push(Box::new(|b| b.sample(1, 1.0, 1.0)));
-    cases.push(Box::new(|b| b.sample(16, 1.0, 0.9)));
+    for (rows, temperature, top_p) in [(1, 0.0, 1.0), (1, 1.0, 1.0), (16, 1.0, 0.9)] {
+        add(format!("sample {rows}."), Box::new(move |b| b.sample(rows, temperature, top_p)));
+    }
     cases
 }
 
 fn main() {
-    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut count = std::thread::available_parallelism().map_or(1, usize::from);
+    if std::env::var_os("GOSSAMER_BENCH_ALONE").is_some() {
+        roofs::count_processor_time();
+        count = 1;
+    }
     let isa = Isa::choose().expect("GOSSAMER_CPU_ISA names an instruction set of this machine");
     let backend = Fallback::with_isa(threads::host(count as u32), isa).expect("the set is available");
     let quick = std::env::var_os("GOSSAMER_BENCH_QUICK").is_some();
     let only = std::env::var("GOSSAMER_BENCH_ONLY").unwrap_or_default();
     let mut criterion = Criterion::default().sample_size(10).configure_from_args();
     println!("{isa}, {count} threads");
-    for make in cases() {
-        let mut builder = Builder { backend: &backend, memory: HostMemory::default(), random: Random::new(7) };
-        // Names are known only once a case is made, which takes a moment for large weights.
-        let case = make(&mut builder);
-        if !case.name.contains(&only) {
+    for (name, make) in cases() {
+        if !name.contains(&only) {
             continue;
         }
+        let mut builder =
+            Builder { backend: &backend, memory: HostMemory::default(), random: Random::new(7) };
+        let case = make(&mut builder);
         // SAFETY: the builder put every buffer with the extent that the operation documents.
         let run = || unsafe { backend.launch(&case.desc, &case.launch) }.expect("the launch succeeds");
         run();
         let mut best = f64::INFINITY;
         let begin = Instant::now();
         while begin.elapsed().as_secs_f64() < 0.6 {
-            let start = Instant::now();
-            run();
-            best = best.min(start.elapsed().as_secs_f64());
+            best = best.min(roofs::time(run));
         }
         let bandwidth = roofs::read_bandwidth(count, 256 << 20);
         let flops = roofs::float32_flops(count);

@@ -2,7 +2,8 @@
 
 use crate::Fallback;
 use gossamer_backend_api::{
-    BackendError, Exported, HostServices, KernelBackend, Launch, Layout, OpDesc, RepackSource, Support, Tactic,
+    BackendError, Exported, HostServices, KernelBackend, Launch, Layout, OpDesc, RepackSource, Support,
+    Tactic,
 };
 
 /// The backend of the host's device.

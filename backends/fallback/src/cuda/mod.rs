@@ -53,12 +53,16 @@ fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
     bf16_only(desc.activation)?;
     need(desc.head_dim == 64, || format!("head_dim must be 64, not {}", desc.head_dim))?;
     need(desc.block_size == 64, || format!("KV blocks must hold 64 tokens, not {}", desc.block_size))?;
-    need(desc.kv == DType::BF16 || desc.kv == DType::F8E4M3, || format!("a KV cache of {} is not supported", desc.kv))
+    need(desc.kv == DType::BF16 || desc.kv == DType::F8E4M3, || {
+        format!("a KV cache of {} is not supported", desc.kv)
+    })
 }
 
 fn check_route(desc: &RouteDesc) -> Result<(), String> {
     bf16_only(desc.activation)?;
-    need(desc.experts <= 1024 && desc.top_k <= 32, || "at most 1024 experts and 32 of them per token".to_owned())
+    need(desc.experts <= 1024 && desc.top_k <= 32, || {
+        "at most 1024 experts and 32 of them per token".to_owned()
+    })
 }
 
 fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
@@ -96,7 +100,8 @@ impl CudaFallback {
             size_of::<ops::SampleArgs>(),
         ];
         if sizes.map(|size| size as usize) != expected {
-            let message = format!("expected operation structs of {expected:?} bytes, the kernels have {sizes:?}");
+            let message =
+                format!("expected operation structs of {expected:?} bytes, the kernels have {sizes:?}");
             return Err(BackendError::failed("open", message));
         }
         Ok(Self)
@@ -162,8 +167,13 @@ impl KernelBackend for CudaFallback {
 
     fn packed_size(&self, layout: &Layout, source: &RepackSource) -> Option<u64> {
         let ((_, rows), (_, columns)) = (source.row_range, source.column_range);
-        (layout.0 == PACKED && source.dtype == DType::MXFP4 && rows.is_multiple_of(16) && columns.is_multiple_of(32))
-            .then(|| u64::from(source.experts) * u64::from(rows / 16) * u64::from(columns.div_ceil(64)) * TILE_BYTES)
+        (layout.0 == PACKED
+            && source.dtype == DType::MXFP4
+            && rows.is_multiple_of(16)
+            && columns.is_multiple_of(32))
+        .then(|| {
+            u64::from(source.experts) * u64::from(rows / 16) * u64::from(columns.div_ceil(64)) * TILE_BYTES
+        })
     }
 
     unsafe fn repack(
@@ -174,7 +184,10 @@ impl KernelBackend for CudaFallback {
         stream: u64,
     ) -> Result<(), BackendError> {
         if self.packed_size(layout, source).is_none() {
-            return Err(BackendError::failed("repack", format!("unknown layout or shape for '{}'", layout.0)));
+            return Err(BackendError::failed(
+                "repack",
+                format!("unknown layout or shape for '{}'", layout.0),
+            ));
         }
         let ((first_row, rows), (first_column, columns)) = (source.row_range, source.column_range);
         if rows != source.rows && source.experts > 1 {
@@ -209,8 +222,12 @@ impl KernelBackend for CudaFallback {
                 (OpDesc::Embed(d), OpArgs::Embed(a)) => ffi::gossamer_portable_embed(d, a, stream),
                 (OpDesc::RmsNorm(d), OpArgs::RmsNorm(a)) => ffi::gossamer_portable_rms_norm(d, a, stream),
                 (OpDesc::Gemm(d), OpArgs::Gemm(a)) => ffi::gossamer_portable_gemm(d, a, stream),
-                (OpDesc::RopeKvWrite(d), OpArgs::RopeKvWrite(a)) => ffi::gossamer_portable_rope_kv_write(d, a, stream),
-                (OpDesc::Attention(d), OpArgs::Attention(a)) => ffi::gossamer_portable_attention(d, a, stream),
+                (OpDesc::RopeKvWrite(d), OpArgs::RopeKvWrite(a)) => {
+                    ffi::gossamer_portable_rope_kv_write(d, a, stream)
+                }
+                (OpDesc::Attention(d), OpArgs::Attention(a)) => {
+                    ffi::gossamer_portable_attention(d, a, stream)
+                }
                 (OpDesc::Route(d), OpArgs::Route(a)) => ffi::gossamer_portable_route(d, a, stream),
                 (OpDesc::Experts(d), OpArgs::Experts(a)) => {
                     if launch.workspace_bytes < self.workspace(desc, launch.tactic, a.tokens) {

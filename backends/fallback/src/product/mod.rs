@@ -21,6 +21,12 @@ const STREAM_ROWS: usize = 32;
 /// Most tokens of a register tile, over all instruction sets.
 const MAX_TILE: usize = 8;
 
+/// Most tokens for which weights are decoded in registers alone: beyond, a panel costs less than decoding again, or than
+/// the registers that decoding takes.
+const fn direct<C: Core>() -> usize {
+    if C::TOKENS < 4 { C::TOKENS } else { 4 }
+}
+
 /// Elements of a prepared row or panel row of `k` elements.
 pub fn padded<C: Core>(k: usize) -> usize {
     k.next_multiple_of(C::GROUP)
@@ -56,13 +62,13 @@ impl<E> Tokens<E> {
 
 /// Rows per chunk for a product of `rows` rows with `tokens` tokens on `workers` workers. A multiple of four.
 pub fn chunk_rows<C: Core>(rows: usize, tokens: usize, workers: usize) -> usize {
-    let most = if tokens <= C::TOKENS { STREAM_ROWS } else { CHUNK_ROWS };
+    let most = if tokens <= direct::<C>() { STREAM_ROWS } else { CHUNK_ROWS };
     rows.div_ceil(workers * 8).next_multiple_of(4).clamp(4, most)
 }
 
 /// Scratch elements that one worker needs for products of `k` columns with up to `tokens` tokens.
 pub fn scratch<C: Core>(k: usize, tokens: usize) -> usize {
-    if tokens <= C::TOKENS { 0 } else { CHUNK_ROWS * padded::<C>(k) }
+    if tokens <= direct::<C>() { 0 } else { CHUNK_ROWS * padded::<C>(k) }
 }
 
 /// Where results go.
@@ -97,7 +103,7 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Product<C, W, E> {
         let Self { weights, rows, tokens, panel, epilogue } = self;
         // SAFETY: by the caller.
         unsafe {
-            if tokens.count <= C::TOKENS {
+            if tokens.count <= direct::<C>() {
                 tiles::<C, W, E>(weights, rows.clone(), rows.start, tokens, epilogue);
             } else {
                 let panel = PanelRows::<C>::new(panel, weights.columns());

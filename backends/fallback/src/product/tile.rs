@@ -1,5 +1,7 @@
 //! Register tiles: four rows times a few tokens, over all of `k`.
 
+#![allow(clippy::needless_range_loop)] // see the note above `panel_tile`
+
 use super::{CHUNK_ROWS, MAX_TILE, Weights};
 use crate::isa::{Core, Task};
 use std::ops::Range;
@@ -51,11 +53,17 @@ impl<C: Core, W: Weights<C>, const M: usize> Task for Strip<'_, C, W, M> {
                 *at = (row + r).min(self.rows.end - 1);
             }
             // SAFETY: by the caller.
-            let acc = unsafe { tile::<C, W, M>(self.weights, &at, self.x) };
-            for (r, acc) in acc.iter().enumerate() {
-                for (m, acc) in acc.iter().enumerate() {
+            let acc = unsafe {
+                if W::PANEL {
+                    panel_tile::<C, W, M>(self.weights, at, self.x)
+                } else {
+                    direct_tile::<C, W, M>(self.weights, at, self.x)
+                }
+            };
+            for r in 0..ROWS {
+                for m in 0..M {
                     // SAFETY: under `C::enter`.
-                    self.sums[m][at[r] - self.rows.start] = unsafe { C::sum(*acc) };
+                    self.sums[m][at[r] - self.rows.start] = unsafe { C::sum(acc[r][m]) };
                 }
             }
             row += ROWS;
@@ -63,10 +71,40 @@ impl<C: Core, W: Weights<C>, const M: usize> Task for Strip<'_, C, W, M> {
     }
 }
 
+// The loops below run over constants by index, so that the compiler unrolls them and keeps accumulators in registers;
+// iterator adapters over arrays defeat it.
+
+/// Rows from a panel: plain loads, so weights need one register at a time.
 #[inline(always)]
-unsafe fn tile<C: Core, W: Weights<C>, const M: usize>(
+unsafe fn panel_tile<C: Core, W: Weights<C>, const M: usize>(
     weights: W,
-    rows: &[usize; ROWS],
+    rows: [usize; ROWS],
+    x: &[*const C::Elem; MAX_TILE],
+) -> [[C::Acc; M]; ROWS] {
+    // SAFETY: by the caller: rows, tokens and operands exist; panels have whole groups.
+    unsafe {
+        let mut acc = [[C::zero(); M]; ROWS];
+        for at in 0..weights.columns() / C::OPERAND {
+            let mut tokens = [C::load(x[0].add(at * C::OPERAND)); M];
+            for m in 1..M {
+                tokens[m] = C::load(x[m].add(at * C::OPERAND));
+            }
+            for r in 0..ROWS {
+                let w = weights.operand(rows[r], at);
+                for m in 0..M {
+                    acc[r][m] = C::mac(acc[r][m], w, tokens[m]);
+                }
+            }
+        }
+        acc
+    }
+}
+
+/// Rows from the checkpoint: each group is decoded once.
+#[inline(always)]
+unsafe fn direct_tile<C: Core, W: Weights<C>, const M: usize>(
+    weights: W,
+    rows: [usize; ROWS],
     x: &[*const C::Elem; MAX_TILE],
 ) -> [[C::Acc; M]; ROWS] {
     let full = weights.columns() / C::GROUP;
@@ -75,20 +113,20 @@ unsafe fn tile<C: Core, W: Weights<C>, const M: usize>(
         let mut acc = [[C::zero(); M]; ROWS];
         for group in 0..full {
             let mut w = [weights.group(rows[0], group); ROWS];
-            for (w, row) in w.iter_mut().zip(rows).skip(1) {
-                *w = weights.group(*row, group);
+            for r in 1..ROWS {
+                w[r] = weights.group(rows[r], group);
             }
-            for row in rows {
-                weights.prefetch(row + ROWS, group);
+            for r in 0..ROWS {
+                weights.prefetch(rows[r] + ROWS, group);
             }
-            step::<C, M>(&mut acc, &w, x, group);
+            step::<C, M>(&mut acc, w, x, group);
         }
         if weights.columns() % C::GROUP != 0 {
             let mut w = [weights.tail(rows[0], full); ROWS];
-            for (w, row) in w.iter_mut().zip(rows).skip(1) {
-                *w = weights.tail(*row, full);
+            for r in 1..ROWS {
+                w[r] = weights.tail(rows[r], full);
             }
-            step::<C, M>(&mut acc, &w, x, full);
+            step::<C, M>(&mut acc, w, x, full);
         }
         acc
     }
@@ -98,11 +136,10 @@ unsafe fn tile<C: Core, W: Weights<C>, const M: usize>(
 #[inline(always)]
 unsafe fn step<C: Core, const M: usize>(
     acc: &mut [[C::Acc; M]; ROWS],
-    w: &[[C::Operand; 2]; ROWS],
+    w: [[C::Operand; 2]; ROWS],
     x: &[*const C::Elem; MAX_TILE],
     group: usize,
 ) {
-    #[allow(clippy::needless_range_loop)] // iterators over these arrays are not always unrolled
     for half in 0..2 {
         for m in 0..M {
             // SAFETY: prepared rows have whole groups.

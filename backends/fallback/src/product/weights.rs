@@ -5,6 +5,8 @@ use crate::memory::Ptr;
 
 /// Rows that decode to groups of operands.
 pub trait Weights<C: Core>: Copy {
+    /// Whether these are decoded already; then tiles read them by [`Weights::operand`].
+    const PANEL: bool = false;
     /// `k`.
     fn columns(self) -> usize;
     /// A full group of a row.
@@ -17,6 +19,15 @@ pub trait Weights<C: Core>: Copy {
     /// # Safety
     /// As [`Weights::group`].
     unsafe fn tail(self, row: usize, group: usize) -> [C::Operand; 2];
+    /// One operand of a decoded row.
+    ///
+    /// # Safety
+    /// As [`Weights::group`].
+    #[inline(always)]
+    unsafe fn operand(self, row: usize, at: usize) -> C::Operand {
+        // SAFETY: handed on.
+        unsafe { self.group(row, at / 2)[at % 2] }
+    }
     /// Asks early for the bytes of a group; the row need not exist.
     fn prefetch(self, row: usize, group: usize);
 }
@@ -136,6 +147,14 @@ impl<C: Core> PanelRows<C> {
 }
 
 impl<C: Core> Weights<C> for PanelRows<C> {
+    const PANEL: bool = true;
+
+    #[inline(always)]
+    unsafe fn operand(self, row: usize, at: usize) -> C::Operand {
+        // SAFETY: by the caller.
+        unsafe { C::load(self.data.at(row * self.stride + at * C::OPERAND)) }
+    }
+
     #[inline(always)]
     fn columns(self) -> usize {
         self.stride
