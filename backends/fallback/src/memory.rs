@@ -28,6 +28,11 @@ impl<T> Ptr<T> {
         Self(std::ptr::with_exposed_provenance_mut(address as usize))
     }
 
+    /// A pointer of this process.
+    pub fn from_mut(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
     /// Whether the address is "absent".
     pub fn is_null(self) -> bool {
         self.0.is_null()

@@ -110,18 +110,18 @@ impl<O: Activation> Epilogue for Write<O> {
     }
 }
 
-struct Buffers<E> {
-    x: Ptr<E>,
+struct Buffers<C: Core> {
+    x: Ptr<C::Elem>,
     wide: Ptr<f32>,
-    panels: Ptr<E>,
+    scratch: product::Scratch<C>,
 }
 
-fn place<C: Core>(desc: &GemmDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C::Elem> {
+fn place<C: Core>(desc: &GemmDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C> {
     let k = desc.in_features as usize;
     Buffers {
         x: arena.take(tokens * padded::<C>(k)),
         wide: arena.take(slots * k),
-        panels: arena.take(slots * product::scratch::<C>(k, tokens)),
+        scratch: product::Scratch::place(slots, arena),
     }
 }
 
@@ -164,7 +164,6 @@ pub unsafe fn launch<C: Core, A: Activation, O: Activation>(
     let x = Tokens { data: buffers.x, stride: padded::<C>(k), index: Ptr::new(0), count: tokens };
     let chunk = desc.out_features.map(|rows| product::chunk_rows::<C>(rows as usize, tokens, pool.slots()));
     let chunks: [usize; 3] = std::array::from_fn(|s| (desc.out_features[s] as usize).div_ceil(chunk[s]));
-    let scratch = product::scratch::<C>(k, tokens);
     pool.run(chunks.iter().sum(), |slot, mut index| {
         let mut segment = 0;
         let mut first_column = 0;
@@ -179,7 +178,7 @@ pub unsafe fn launch<C: Core, A: Activation, O: Activation>(
             weights: Bf16Rows { data: Ptr::new(args.segments[segment].weight), k },
             rows: first..last,
             tokens: x,
-            panel: buffers.panels.offset(slot * scratch),
+            scratch: buffers.scratch.of(slot),
             epilogue: Write::<O> {
                 out: Ptr::new(args.out),
                 residual: Ptr::new(if desc.residual == 1 { args.residual } else { 0 }),

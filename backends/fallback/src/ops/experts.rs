@@ -85,11 +85,11 @@ struct Active {
     count: u32,
 }
 
-struct Buffers<E> {
-    x: Ptr<E>,
+struct Buffers<C: Core> {
+    x: Ptr<C::Elem>,
     wide: Ptr<f32>,
-    panels: Ptr<E>,
-    hidden: Ptr<E>,
+    scratch: product::Scratch<C>,
+    hidden: Ptr<C::Elem>,
     /// Pair ids sorted by expert.
     pairs: Ptr<u32>,
     /// Token of each sorted pair.
@@ -98,18 +98,13 @@ struct Buffers<E> {
     active: Ptr<Active>,
 }
 
-fn widest(desc: &ExpertsDesc) -> usize {
-    desc.hidden.max(desc.intermediate) as usize
-}
-
-fn place<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C::Elem> {
+fn place<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C> {
     let (hidden, inner) = (desc.hidden as usize, desc.intermediate as usize);
     let (pairs, local) = (tokens * desc.top_k as usize, desc.local_experts as usize);
     Buffers {
         x: arena.take(tokens * padded::<C>(hidden)),
         wide: arena.take(slots * hidden),
-        // One expert may get every token.
-        panels: arena.take(slots * product::scratch::<C>(widest(desc), tokens)),
+        scratch: product::Scratch::place(slots, arena),
         hidden: arena.take(pairs * padded::<C>(inner)),
         pairs: arena.take(pairs),
         tokens: arena.take(pairs),
@@ -127,7 +122,11 @@ pub fn workspace<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize) -> u6
 
 /// Sorts pairs by expert, keeping their order; pairs of experts held elsewhere get zeros in `out`. Returns the number of
 /// experts that have pairs.
-unsafe fn sort<E, A: Activation>(desc: &ExpertsDesc, args: &ExpertsArgs, buffers: &Buffers<E>) -> usize {
+unsafe fn sort<C: Core, A: Activation>(
+    desc: &ExpertsDesc,
+    args: &ExpertsArgs,
+    buffers: &Buffers<C>,
+) -> usize {
     let (top, local) = (desc.top_k as usize, desc.local_experts as usize);
     let count = args.tokens as usize * top;
     // SAFETY: by the caller: addresses and buffers are valid, and only this thread runs.
@@ -201,10 +200,9 @@ pub unsafe fn launch<C: Core, A: Activation>(
         let x = (Ptr::<A>::new(args.x), Ptr::new(0));
         let norm = (Ptr::new(0), 0.0);
         prepare_rows::<C, A>(pool, x, norm, C::MXFP4_ORDER, hidden, tokens, buffers.wide, buffers.x);
-        let count = sort::<C::Elem, A>(desc, args, &buffers);
+        let count = sort::<C, A>(desc, args, &buffers);
         buffers.active.slice(0, count)
     };
-    let scratch = product::scratch::<C>(widest(desc), tokens);
     let inner_stride = padded::<C>(inner);
     let mean = (tokens * desc.top_k as usize).div_ceil(active.len().max(1));
 
@@ -224,7 +222,7 @@ pub unsafe fn launch<C: Core, A: Activation>(
                 index: buffers.tokens.offset(first as usize),
                 count: count as usize,
             },
-            panel: buffers.panels.offset(slot * scratch),
+            scratch: buffers.scratch.of(slot),
             epilogue: Activate::<C> {
                 hidden: buffers.hidden.offset(first as usize * inner_stride),
                 stride: inner_stride,
@@ -264,7 +262,7 @@ pub unsafe fn launch<C: Core, A: Activation>(
                 index: Ptr::new(0),
                 count: count as usize,
             },
-            panel: buffers.panels.offset(slot * scratch),
+            scratch: buffers.scratch.of(slot),
             epilogue: Scatter::<A> {
                 out: Ptr::new(args.out),
                 pairs: buffers.pairs.offset(first as usize),

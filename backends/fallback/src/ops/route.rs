@@ -28,19 +28,19 @@ impl Epilogue for Logits {
     }
 }
 
-struct Buffers<E> {
-    x: Ptr<E>,
+struct Buffers<C: Core> {
+    x: Ptr<C::Elem>,
     wide: Ptr<f32>,
-    panels: Ptr<E>,
+    scratch: product::Scratch<C>,
     logits: Ptr<f32>,
 }
 
-fn place<C: Core>(desc: &RouteDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C::Elem> {
+fn place<C: Core>(desc: &RouteDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C> {
     let k = desc.hidden as usize;
     Buffers {
         x: arena.take(tokens * padded::<C>(k)),
         wide: arena.take(slots * k),
-        panels: arena.take(slots * product::scratch::<C>(k, tokens)),
+        scratch: product::Scratch::place(slots, arena),
         logits: arena.take(tokens * desc.experts as usize),
     }
 }
@@ -97,13 +97,12 @@ pub unsafe fn launch<C: Core, A: Activation>(
     }
     let x = Tokens { data: buffers.x, stride: padded::<C>(k), index: Ptr::new(0), count: tokens };
     let chunk = product::chunk_rows::<C>(experts, tokens, pool.slots());
-    let scratch = product::scratch::<C>(k, tokens);
     pool.run(experts.div_ceil(chunk), |slot, index| {
         let task = Product::<C, _, _> {
             weights: Bf16Rows { data: Ptr::new(args.weight), k },
             rows: index * chunk..((index + 1) * chunk).min(experts),
             tokens: x,
-            panel: buffers.panels.offset(slot * scratch),
+            scratch: buffers.scratch.of(slot),
             epilogue: Logits { out: buffers.logits, bias: Ptr::new(args.bias), experts },
         };
         // SAFETY: by the caller; each chunk writes its own columns.

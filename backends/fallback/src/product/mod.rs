@@ -3,21 +3,23 @@
 //! Invariant: element (row, token) is one accumulator that walks the groups of `k` from first to last, then a tree over its
 //! lanes. Tiles of any height and width, and panels, keep that order; so the result does not depend on them.
 
-mod tile;
+mod blocked;
+mod stream;
 mod weights;
 
+pub use blocked::Scratch;
 pub use weights::{Bf16Rows, Mxfp4Rows, Weights};
 
 use crate::isa::{Core, Order, Task};
 use crate::memory::Ptr;
 use std::ops::Range;
-use tile::{Sums, products};
-use weights::PanelRows;
 
-/// Most rows of one chunk: what a panel holds.
+/// Most rows of one chunk.
 pub const CHUNK_ROWS: usize = 64;
 /// Rows of one chunk where weights are read once and no panel is made.
 const STREAM_ROWS: usize = 32;
+/// Rows of a register tile.
+const ROWS: usize = 4;
 /// Most tokens of a register tile, over all instruction sets.
 const MAX_TILE: usize = 8;
 
@@ -66,11 +68,6 @@ pub fn chunk_rows<C: Core>(rows: usize, tokens: usize, workers: usize) -> usize 
     rows.div_ceil(workers * 8).next_multiple_of(4).clamp(4, most)
 }
 
-/// Scratch elements that one worker needs for products of `k` columns with up to `tokens` tokens.
-pub fn scratch<C: Core>(k: usize, tokens: usize) -> usize {
-    if tokens <= direct::<C>() { 0 } else { CHUNK_ROWS * padded::<C>(k) }
-}
-
 /// Where results go.
 pub trait Epilogue: Copy {
     /// Takes the sums of rows `first_row..first_row + values.len()` for one token. Must be `#[inline(always)]`.
@@ -89,7 +86,7 @@ pub struct Product<C: Core, W, E> {
     /// The tokens.
     pub tokens: Tokens<C::Elem>,
     /// The worker's scratch.
-    pub panel: Ptr<C::Elem>,
+    pub scratch: Scratch<C>,
     /// Where results go.
     pub epilogue: E,
 }
@@ -100,91 +97,38 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Product<C, W, E> {
     /// # Safety
     /// The machine has `C`; weights, tokens and scratch are valid for their extents, and what the epilogue writes to.
     pub unsafe fn run(self) {
-        let Self { weights, rows, tokens, panel, epilogue } = self;
+        let Self { weights, rows, tokens, scratch, epilogue } = self;
         // SAFETY: by the caller.
         unsafe {
             if tokens.count <= direct::<C>() {
-                tiles::<C, W, E>(weights, rows.clone(), rows.start, tokens, epilogue);
+                stream::run::<C, W, E>(weights, rows, tokens, epilogue);
             } else {
-                let panel = PanelRows::<C>::new(panel, weights.columns());
-                C::enter(Fill { weights, rows: rows.clone(), panel });
-                tiles::<C, PanelRows<C>, E>(panel, 0..rows.len(), rows.start, tokens, epilogue);
+                blocked::run::<C, W, E>(weights, rows, tokens, scratch, epilogue);
             }
         }
     }
 }
 
-/// Decodes rows into the panel.
-struct Fill<C: Core, W> {
-    weights: W,
-    rows: Range<usize>,
-    panel: PanelRows<C>,
-}
-
-impl<C: Core, W: Weights<C>> Task for Fill<C, W> {
-    #[inline(always)]
-    unsafe fn run(self) {
-        let full = self.weights.columns() / C::GROUP;
-        for (at, row) in self.rows.enumerate() {
-            // SAFETY: the rows exist; the panel has room for `CHUNK_ROWS` padded rows.
-            unsafe {
-                for group in 0..full {
-                    self.weights.prefetch(row + 1, group);
-                    self.panel.put(at, group, self.weights.group(row, group));
-                }
-                if self.weights.columns() % C::GROUP != 0 {
-                    self.panel.put(at, full, self.weights.tail(row, full));
-                }
-            }
-        }
-    }
-}
-
-/// Hands a tile's sums to the epilogue.
-struct Write<'a, E> {
+/// Hands sums, `[token][row of the chunk]`, to the epilogue.
+struct Write<E> {
     epilogue: E,
     first_token: usize,
     first_row: usize,
     rows: usize,
     width: usize,
-    sums: &'a Sums,
+    sums: Ptr<f32>,
 }
 
-impl<E: Epilogue> Task for Write<'_, E> {
+impl<E: Epilogue> Task for Write<E> {
     #[inline(always)]
     unsafe fn run(self) {
-        for (at, values) in self.sums.iter().enumerate().take(self.width) {
+        for at in 0..self.width {
             // SAFETY: by the caller.
-            unsafe { self.epilogue.write(self.first_token + at, self.first_row, &values[..self.rows]) };
+            unsafe {
+                let values = self.sums.slice(at * CHUNK_ROWS, self.rows);
+                self.epilogue.write(self.first_token + at, self.first_row, values);
+            }
         }
-    }
-}
-
-/// Walks token tiles, and under each all rows; `first_row` is what the epilogue calls row `rows.start`.
-unsafe fn tiles<C: Core, W: Weights<C>, E: Epilogue>(
-    weights: W,
-    rows: Range<usize>,
-    first_row: usize,
-    tokens: Tokens<C::Elem>,
-    epilogue: E,
-) {
-    let mut sums: Sums = [[0f32; CHUNK_ROWS]; MAX_TILE];
-    let tile_count = tokens.count.div_ceil(C::TOKENS);
-    let mut first_token = 0;
-    for tile in 0..tile_count {
-        let width = (tokens.count - first_token).div_ceil(tile_count - tile);
-        let mut x = [tokens.data.at(0).cast_const(); MAX_TILE];
-        for (at, slot) in x.iter_mut().enumerate().take(width) {
-            // SAFETY: the tile's tokens are below the count.
-            *slot = unsafe { tokens.row(first_token + at) };
-        }
-        // SAFETY: rows and tokens are valid by the caller.
-        unsafe {
-            products::<C, W>(weights, rows.clone(), width, &x, &mut sums);
-            let rows = rows.len();
-            C::enter(Write { epilogue, first_token, first_row, rows, width, sums: &sums });
-        }
-        first_token += width;
     }
 }
 

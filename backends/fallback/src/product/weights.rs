@@ -1,12 +1,10 @@
-//! Where rows of weights come from: bfloat16 or MXFP4 as the checkpoint stores them, or a panel of decoded ones.
+//! Where rows of weights come from: bfloat16 or MXFP4 as the checkpoint stores them.
 
 use crate::isa::{Core, prefetch};
 use crate::memory::Ptr;
 
 /// Rows that decode to groups of operands.
 pub trait Weights<C: Core>: Copy {
-    /// Whether these are decoded already; then tiles read them by [`Weights::operand`].
-    const PANEL: bool = false;
     /// `k`.
     fn columns(self) -> usize;
     /// A full group of a row.
@@ -19,15 +17,6 @@ pub trait Weights<C: Core>: Copy {
     /// # Safety
     /// As [`Weights::group`].
     unsafe fn tail(self, row: usize, group: usize) -> [C::Operand; 2];
-    /// One operand of a decoded row.
-    ///
-    /// # Safety
-    /// As [`Weights::group`].
-    #[inline(always)]
-    unsafe fn operand(self, row: usize, at: usize) -> C::Operand {
-        // SAFETY: handed on.
-        unsafe { self.group(row, at / 2)[at % 2] }
-    }
     /// Asks early for the bytes of a group; the row need not exist.
     fn prefetch(self, row: usize, group: usize);
 }
@@ -116,63 +105,4 @@ impl<C: Core> Weights<C> for Mxfp4Rows {
     fn prefetch(self, row: usize, group: usize) {
         prefetch(self.codes.at((row * self.k + group * C::GROUP) / 2));
     }
-}
-
-/// Decoded rows, padded to whole groups.
-#[derive(Clone, Copy)]
-pub struct PanelRows<C: Core> {
-    data: Ptr<C::Elem>,
-    stride: usize,
-}
-
-impl<C: Core> PanelRows<C> {
-    /// A panel of rows of `k` columns at `data`.
-    pub fn new(data: Ptr<C::Elem>, k: usize) -> Self {
-        Self { data, stride: super::padded::<C>(k) }
-    }
-
-    /// Stores one group.
-    ///
-    /// # Safety
-    /// Under `C::enter`; the panel has room.
-    #[inline(always)]
-    pub unsafe fn put(self, row: usize, group: usize, value: [C::Operand; 2]) {
-        let to = self.data.at(row * self.stride + group * C::GROUP);
-        // SAFETY: by the caller.
-        unsafe {
-            C::store(to, value[0]);
-            C::store(to.add(C::OPERAND), value[1]);
-        }
-    }
-}
-
-impl<C: Core> Weights<C> for PanelRows<C> {
-    const PANEL: bool = true;
-
-    #[inline(always)]
-    unsafe fn operand(self, row: usize, at: usize) -> C::Operand {
-        // SAFETY: by the caller.
-        unsafe { C::load(self.data.at(row * self.stride + at * C::OPERAND)) }
-    }
-
-    #[inline(always)]
-    fn columns(self) -> usize {
-        self.stride
-    }
-
-    #[inline(always)]
-    unsafe fn group(self, row: usize, group: usize) -> [C::Operand; 2] {
-        let from = self.data.at(row * self.stride + group * C::GROUP);
-        // SAFETY: by the caller.
-        unsafe { [C::load(from), C::load(from.add(C::OPERAND))] }
-    }
-
-    #[inline(always)]
-    unsafe fn tail(self, row: usize, group: usize) -> [C::Operand; 2] {
-        // SAFETY: handed on; panels have whole groups only.
-        unsafe { self.group(row, group) }
-    }
-
-    #[inline(always)]
-    fn prefetch(self, _: usize, _: usize) {}
 }

@@ -1,36 +1,46 @@
-//! Register tiles: four rows times a few tokens, over all of `k`.
+//! Products for a few tokens: weights stream from memory once and are decoded in registers.
+//!
+//! A tile is four rows times all tokens, over all of `k`. Loops run over constants by index, so that the compiler unrolls them
+//! and keeps accumulators in registers; iterator adapters over arrays defeat it.
 
-#![allow(clippy::needless_range_loop)] // see the note above `panel_tile`
+#![allow(clippy::needless_range_loop)]
 
-use super::{CHUNK_ROWS, MAX_TILE, Weights};
+use super::{CHUNK_ROWS, Epilogue, MAX_TILE, ROWS, Tokens, Weights, Write};
 use crate::isa::{Core, Task};
+use crate::memory::Ptr;
 use std::ops::Range;
 
-/// Rows of a register tile.
-const ROWS: usize = 4;
+/// Sums, `[token][row of the chunk]`.
+type Sums = [[f32; CHUNK_ROWS]; MAX_TILE];
 
-/// Sums of one token tile: `[token][row of the chunk]`.
-pub type Sums = [[f32; CHUNK_ROWS]; MAX_TILE];
-
-/// Products of `rows` with a tile of tokens. Each width is a function of its own, shared by all epilogues.
-pub unsafe fn products<C: Core, W: Weights<C>>(
+/// A chunk of rows times all tokens, at most [`super::direct`].
+///
+/// # Safety
+/// As [`super::Product::run`].
+pub unsafe fn run<C: Core, W: Weights<C>, E: Epilogue>(
     weights: W,
     rows: Range<usize>,
-    width: usize,
-    x: &[*const C::Elem; MAX_TILE],
-    sums: &mut Sums,
+    tokens: Tokens<C::Elem>,
+    epilogue: E,
 ) {
-    // SAFETY: by the caller.
+    let mut sums: Sums = [[0f32; CHUNK_ROWS]; MAX_TILE];
+    let mut x = [tokens.data.at(0).cast_const(); MAX_TILE];
+    for at in 0..tokens.count {
+        // SAFETY: there is a row for each token.
+        x[at] = unsafe { tokens.row(at) };
+    }
+    let (first_row, count, width) = (rows.start, rows.len(), tokens.count);
+    // SAFETY: by the caller. Each width is a function of its own, shared by all epilogues.
     unsafe {
         match width {
-            1 => C::enter(Strip::<C, W, 1> { weights, rows, x, sums }),
-            2 => C::enter(Strip::<C, W, 2> { weights, rows, x, sums }),
-            3 if C::TOKENS >= 3 => C::enter(Strip::<C, W, 3> { weights, rows, x, sums }),
-            4 if C::TOKENS >= 4 => C::enter(Strip::<C, W, 4> { weights, rows, x, sums }),
-            5 if C::TOKENS >= 5 => C::enter(Strip::<C, W, 5> { weights, rows, x, sums }),
-            6 if C::TOKENS >= 6 => C::enter(Strip::<C, W, 6> { weights, rows, x, sums }),
-            _ => unreachable!("tiles are at most {} wide", C::TOKENS),
+            1 => C::enter(Strip::<C, W, 1> { weights, rows, x: &x, sums: &mut sums }),
+            2 => C::enter(Strip::<C, W, 2> { weights, rows, x: &x, sums: &mut sums }),
+            3 if C::TOKENS >= 3 => C::enter(Strip::<C, W, 3> { weights, rows, x: &x, sums: &mut sums }),
+            4 if C::TOKENS >= 4 => C::enter(Strip::<C, W, 4> { weights, rows, x: &x, sums: &mut sums }),
+            _ => unreachable!("at most four tokens are multiplied without a panel"),
         }
+        let sums = Ptr::from_mut(sums.as_mut_ptr().cast());
+        C::enter(Write { epilogue, first_token: 0, first_row, rows: count, width, sums });
     }
 }
 
@@ -53,13 +63,7 @@ impl<C: Core, W: Weights<C>, const M: usize> Task for Strip<'_, C, W, M> {
                 *at = (row + r).min(self.rows.end - 1);
             }
             // SAFETY: by the caller.
-            let acc = unsafe {
-                if W::PANEL {
-                    panel_tile::<C, W, M>(self.weights, at, self.x)
-                } else {
-                    direct_tile::<C, W, M>(self.weights, at, self.x)
-                }
-            };
+            let acc = unsafe { tile::<C, W, M>(self.weights, at, self.x) };
             for r in 0..ROWS {
                 for m in 0..M {
                     // SAFETY: under `C::enter`.
@@ -71,38 +75,9 @@ impl<C: Core, W: Weights<C>, const M: usize> Task for Strip<'_, C, W, M> {
     }
 }
 
-// The loops below run over constants by index, so that the compiler unrolls them and keeps accumulators in registers;
-// iterator adapters over arrays defeat it.
-
-/// Rows from a panel: plain loads, so weights need one register at a time.
-#[inline(always)]
-unsafe fn panel_tile<C: Core, W: Weights<C>, const M: usize>(
-    weights: W,
-    rows: [usize; ROWS],
-    x: &[*const C::Elem; MAX_TILE],
-) -> [[C::Acc; M]; ROWS] {
-    // SAFETY: by the caller: rows, tokens and operands exist; panels have whole groups.
-    unsafe {
-        let mut acc = [[C::zero(); M]; ROWS];
-        for at in 0..weights.columns() / C::OPERAND {
-            let mut tokens = [C::load(x[0].add(at * C::OPERAND)); M];
-            for m in 1..M {
-                tokens[m] = C::load(x[m].add(at * C::OPERAND));
-            }
-            for r in 0..ROWS {
-                let w = weights.operand(rows[r], at);
-                for m in 0..M {
-                    acc[r][m] = C::mac(acc[r][m], w, tokens[m]);
-                }
-            }
-        }
-        acc
-    }
-}
-
 /// Rows from the checkpoint: each group is decoded once.
 #[inline(always)]
-unsafe fn direct_tile<C: Core, W: Weights<C>, const M: usize>(
+unsafe fn tile<C: Core, W: Weights<C>, const M: usize>(
     weights: W,
     rows: [usize; ROWS],
     x: &[*const C::Elem; MAX_TILE],
