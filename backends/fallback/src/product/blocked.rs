@@ -1,7 +1,8 @@
 //! Products for more than a few tokens: weights are decoded once per block of tokens, into a panel that fits the first
 //! cache, and every tile of tokens meets the panel while it is there.
 //!
-//! The panel holds four rows over a stretch of `k`. Between stretches the accumulators of all tiles wait in memory; loading
+//! A panel holds two strips of four rows over a stretch of `k`: a tile of tokens is read from the second cache for the first
+//! strip and is in the first cache for the second. Between stretches the accumulators of all tiles wait in memory; loading
 //! them back changes no bit, so the order of additions is that of a single walk over `k`.
 
 #![allow(clippy::needless_range_loop)] // constants by index, so that accumulators stay in registers
@@ -13,13 +14,19 @@ use std::ops::Range;
 
 /// Tokens of a block: their prepared rows should fit the second cache.
 const TOKEN_BLOCK: usize = 66;
-/// Groups of `k` in a panel: 40 operands of a cache line, so 10 KiB beside the tokens' 15 KiB.
-const PANEL_GROUPS: usize = 20;
+/// Strips of a panel.
+const STRIPS: usize = 2;
+/// Groups of `k` in a panel: 32 operands of a cache line, so 16 KiB beside the tokens' 12 KiB.
+const PANEL_GROUPS: usize = 16;
+/// Elements of a strip.
+const fn strip_len<C: Core>() -> usize {
+    ROWS * PANEL_GROUPS * C::GROUP
+}
 
 /// One worker's memory.
 pub struct Scratch<C: Core> {
     panel: Ptr<C::Elem>,
-    /// `[token][row]`.
+    /// `[strip][token][row]`.
     acc: Ptr<C::Acc>,
     /// `[token][row of the chunk]`.
     sums: Ptr<f32>,
@@ -36,8 +43,8 @@ impl<C: Core> Scratch<C> {
     /// Memory of `slots` workers; [`Scratch::of`] picks one.
     pub fn place(slots: usize, arena: &mut Arena) -> Self {
         Self {
-            panel: arena.take(slots * ROWS * PANEL_GROUPS * C::GROUP),
-            acc: arena.take(slots * ROWS * TOKEN_BLOCK),
+            panel: arena.take(slots * STRIPS * strip_len::<C>()),
+            acc: arena.take(slots * STRIPS * ROWS * TOKEN_BLOCK),
             sums: arena.take(slots * TOKEN_BLOCK * CHUNK_ROWS),
         }
     }
@@ -45,8 +52,8 @@ impl<C: Core> Scratch<C> {
     /// The memory of one worker.
     pub fn of(self, slot: usize) -> Self {
         Self {
-            panel: self.panel.offset(slot * ROWS * PANEL_GROUPS * C::GROUP),
-            acc: self.acc.offset(slot * ROWS * TOKEN_BLOCK),
+            panel: self.panel.offset(slot * STRIPS * strip_len::<C>()),
+            acc: self.acc.offset(slot * STRIPS * ROWS * TOKEN_BLOCK),
             sums: self.sums.offset(slot * TOKEN_BLOCK * CHUNK_ROWS),
         }
     }
@@ -63,6 +70,7 @@ pub unsafe fn run<C: Core, W: Weights<C>, E: Epilogue>(
     scratch: Scratch<C>,
     epilogue: E,
 ) {
+    let first = rows.start;
     let mut first_token = 0;
     while first_token < tokens.count {
         let count = TOKEN_BLOCK.min(tokens.count - first_token);
@@ -71,14 +79,12 @@ pub unsafe fn run<C: Core, W: Weights<C>, E: Epilogue>(
             // SAFETY: the block's tokens are below the count.
             x[at] = unsafe { tokens.row(first_token + at) };
         }
-        for first_row in rows.clone().step_by(ROWS) {
-            // The last panel may repeat the last row; only sums of rows that exist are read.
-            let mut at = [first_row; ROWS];
-            for (r, at) in at.iter_mut().enumerate() {
-                *at = (first_row + r).min(rows.end - 1);
-            }
+        for first_row in rows.clone().step_by(STRIPS * ROWS) {
             // SAFETY: rows and tokens are valid by the caller, the scratch is the worker's own.
-            unsafe { strip::<C, W>(weights, at, &x[..count], first_row - rows.start, scratch) };
+            unsafe {
+                let rows = first_row..(first_row + STRIPS * ROWS).min(rows.end);
+                strips::<C, W>(weights, rows, &x[..count], first_row - first, scratch);
+            }
         }
         let task = Write {
             epilogue,
@@ -94,21 +100,31 @@ pub unsafe fn run<C: Core, W: Weights<C>, E: Epilogue>(
     }
 }
 
-/// Four rows times a block of tokens, to `sums[token][column..column + 4]`.
-unsafe fn strip<C: Core, W: Weights<C>>(
+/// Up to `STRIPS * ROWS` rows times a block of tokens, to `sums[token][column..]`.
+unsafe fn strips<C: Core, W: Weights<C>>(
     weights: W,
-    rows: [usize; ROWS],
+    rows: Range<usize>,
     x: &[*const C::Elem],
     column: usize,
     scratch: Scratch<C>,
 ) {
     let groups = weights.columns().div_ceil(C::GROUP);
     let tiles = x.len().div_ceil(C::TOKENS);
+    let strips = rows.len().div_ceil(ROWS);
     let mut first = 0;
     while first < groups {
         let end = (first + PANEL_GROUPS).min(groups);
-        // SAFETY: the groups exist; the panel has room for them.
-        unsafe { C::enter(Fill::<C, W> { weights, rows, groups: first..end, panel: scratch.panel }) };
+        for strip in 0..strips {
+            // The last strip may repeat the last row; only sums of rows that exist are read.
+            let mut at = [0; ROWS];
+            for (r, at) in at.iter_mut().enumerate() {
+                *at = (rows.start + strip * ROWS + r).min(rows.end - 1);
+            }
+            let panel = scratch.panel.offset(strip * strip_len::<C>());
+            let fill = Fill::<C, W> { weights, rows: at, groups: first..end, panel };
+            // SAFETY: the groups exist; the strip has room for them.
+            unsafe { C::enter(fill) };
+        }
         let mut token = 0;
         for tile in 0..tiles {
             let width = (x.len() - token).div_ceil(tiles - tile);
@@ -116,17 +132,19 @@ unsafe fn strip<C: Core, W: Weights<C>>(
             for m in 0..width {
                 at[m] = x[token + m].wrapping_add(first * C::GROUP);
             }
-            let micro = Micro {
-                panel: scratch.panel.at(0),
-                x: at,
-                operands: 2 * (end - first),
-                acc: scratch.acc.at(token * ROWS),
-                sums: scratch.sums.at(token * CHUNK_ROWS + column),
-                is_first: first == 0,
-                is_last: end == groups,
-            };
-            // SAFETY: prepared rows have whole groups; accumulators and sums of the tile are the worker's own.
-            unsafe { micro.enter::<C>(width) };
+            for strip in 0..strips {
+                let micro = Micro {
+                    panel: scratch.panel.at(strip * strip_len::<C>()),
+                    x: at,
+                    operands: 2 * (end - first),
+                    acc: scratch.acc.at((strip * TOKEN_BLOCK + token) * ROWS),
+                    sums: scratch.sums.at(token * CHUNK_ROWS + column + strip * ROWS),
+                    is_first: first == 0,
+                    is_last: end == groups,
+                };
+                // SAFETY: prepared rows have whole groups; accumulators and sums of the tile are the worker's own.
+                unsafe { micro.enter::<C>(width) };
+            }
             token += width;
         }
         first = end;

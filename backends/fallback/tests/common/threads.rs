@@ -42,7 +42,7 @@ impl Shared {
 unsafe extern "C" fn parallel_for(context: *mut c_void, count: u32, body: Body, argument: *mut c_void) {
     // SAFETY: the context is a leaked `Shared`.
     let shared = unsafe { &*context.cast::<Shared>() };
-    let _guard = shared.caller.lock().unwrap();
+    let _guard = shared.caller.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     shared.job[0].store(body as usize, Ordering::Release);
     shared.job[1].store(argument as usize, Ordering::Release);
     shared.count.store(count, Ordering::Release);
