@@ -62,6 +62,11 @@ __host__ __device__ constexpr int column_bytes(int tiles) { return tiles * 128 +
 // The part of one matrix that this block does.
 struct Share {
   int strips, tiles, chunks, begin, end, split, rows;
+  int begin_group, begin_strip;
+};
+// The place of one consumer in a matrix: its row, its part of K and that part's chunks.
+struct Place {
+  int8_t row, part, chunk_begin, chunk_end;
 };
 
 // Everything in shared memory but the ring and the token columns.
@@ -71,6 +76,7 @@ struct Control {
   uint64_t full[kMaxConsumers][4];  // rings
   uint64_t columns_full[2], columns_empty[2];
   Share share[2];
+  Place place[2][kMaxConsumers];
   int phase_end[2];
   uint8_t column_of_group[2][kMaxGroups + 16];  // by matrix: first token column of a group inside its buffer
 };
@@ -82,8 +88,8 @@ int shared_bytes(int capacity, int tiles) {
   return kConsumers * kStages * kStageBytes + kControlBytes + 2 * capacity * column_bytes(tiles);
 }
 
-// By one warp; a lane weighs one split.
-__device__ __forceinline__ void share_of(Share& s, int consumers, int groups, int rows_out, int k) {
+// By one warp: a lane weighs one split, then finds the place of one consumer.
+__device__ __forceinline__ void share_of(Share& s, Place* place, int consumers, int groups, int rows_out, int k) {
   const unsigned lane = threadIdx.x & 31;
   const unsigned strips = rows_out / 16, tiles = mxfp4::tiles_of(k), chunks = (tiles + kChunk - 1) / kChunk;
   const unsigned total = groups * strips, blocks = gridDim.x;  // below 2^31 / blocks
@@ -93,26 +99,35 @@ __device__ __forceinline__ void share_of(Share& s, int consumers, int groups, in
   unsigned cost = ~0u;
   if (split <= 8 && rows * split == static_cast<unsigned>(consumers)) cost = ((most + rows - 1) / rows) * (10 * ((chunks + split - 1) / split) + 7) * 32 + lane;
   const unsigned best = __reduce_min_sync(~0u, cost);
-  if (cost != best) return;
-  s.strips = strips;
-  s.tiles = tiles;
-  s.chunks = chunks;
-  s.begin = total * blockIdx.x / blocks;
-  s.end = total * (blockIdx.x + 1) / blocks;
-  s.split = split;
-  s.rows = rows;
+  const unsigned chosen = best % 32 + 1, chosen_rows = consumers / chosen;
+  if (lane < static_cast<unsigned>(consumers)) {
+    const unsigned row = lane / chosen, part = lane - row * chosen;
+    const unsigned first = chunks * part / chosen, last = chunks * (part + 1) / chosen;
+    place[lane] = {static_cast<int8_t>(row), static_cast<int8_t>(part), static_cast<int8_t>(first), static_cast<int8_t>(last)};
+  }
+  if (lane == 31) {
+    s.strips = strips;
+    s.tiles = tiles;
+    s.chunks = chunks;
+    s.begin = total * blockIdx.x / blocks;
+    s.end = total * (blockIdx.x + 1) / blocks;
+    s.split = chosen;
+    s.rows = chosen_rows;
+    s.begin_group = s.begin / s.strips;
+    s.begin_strip = s.begin - s.begin_group * s.strips;
+  }
 }
-__device__ __forceinline__ int first_chunk(const Share& s, int part) { return s.chunks * part / s.split; }
 
 // What one tile needs in registers: codes, scales, token columns. Loaded one tile ahead of its use.
 struct Operands {
   uint4 codes, b0, b1;
   uint32_t scales;
-  __device__ __forceinline__ void load(const uint8_t* tile, const uint8_t* column, int lane) {
-    codes = reinterpret_cast<const uint4*>(tile)[lane];
-    scales = *reinterpret_cast<const uint32_t*>(tile + mxfp4::kCodeBytes + 4 * (lane >> 2));
-    b0 = *reinterpret_cast<const uint4*>(column);
-    b1 = *reinterpret_cast<const uint4*>(column + 64);
+  // Shared addresses: this lane's codes, its scales, its part of the token column.
+  __device__ __forceinline__ void load(uint32_t code, uint32_t scale, uint32_t column) {
+    codes = ptx::shared_load4(code);
+    b0 = ptx::shared_load4(column);
+    scales = ptx::shared_load(scale);
+    b1 = ptx::shared_load4(column + 64);
   }
 };
 __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
@@ -142,10 +157,9 @@ __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
 template <int kStages>
 struct Copies {
   const uint8_t* source;  // next chunk
-  uint8_t* ring;
-  uint64_t* full;
   uint64_t policy;
-  int left, tail;  // chunks of this strip's part not yet requested (0: all is requested); bytes of its last chunk
+  uint32_t ring, full;  // shared addresses
+  int left, tail;       // chunks of this strip's part not yet requested (0: all is requested); bytes of its last chunk
   int matrix, pair, strip, group, stage;
 
   // At the next strip from `pair` on in `matrix`, or the first of the next matrix, that has work for this warp.
@@ -153,31 +167,31 @@ struct Copies {
     left = 0;
     for (; matrix < 2; pair = -1, ++matrix) {
       const Share& s = c.share[matrix];
-      const int row = warp / s.split, part = warp - row * s.split, first = first_chunk(s, part), last = first_chunk(s, part + 1);
-      if (row >= s.rows || first == last) continue;
+      const Place place = c.place[matrix][warp];
+      if (place.chunk_begin == place.chunk_end) continue;
       if (pair < 0) {
-        pair = s.begin + row;
-        group = pair / s.strips;
-        strip = pair - group * s.strips;
+        pair = s.begin + place.row;
+        group = s.begin_group;
+        strip = s.begin_strip + place.row;
       } else {
         pair += s.rows;
         strip += s.rows;
-        while (strip >= s.strips) strip -= s.strips, ++group;
       }
       if (pair >= s.end) continue;
-      left = last - first;
-      tail = min(kChunk, s.tiles - (last - 1) * kChunk) * mxfp4::kTileBytes;
-      const size_t tile = (static_cast<size_t>(c.table.group[group].expert) * s.strips + strip) * s.tiles + first * kChunk;
+      while (strip >= s.strips) strip -= s.strips, ++group;
+      left = place.chunk_end - place.chunk_begin;
+      tail = min(kChunk, s.tiles - (place.chunk_end - 1) * kChunk) * mxfp4::kTileBytes;
+      const size_t tile = (static_cast<size_t>(c.table.group[group].expert) * s.strips + strip) * s.tiles + place.chunk_begin * kChunk;
       source = static_cast<const uint8_t*>(matrix ? p.down : p.gate_up) + tile * mxfp4::kTileBytes;
       return;
     }
   }
   __device__ __forceinline__ void next(const GossamerMoeArgs& p, const Control& c, int warp, bool leader) {
     if (left == 0) return;
-    const uint32_t bytes = left == 1 ? tail : kStageBytes;
     if (leader) {
-      ptx::barrier_expect(full + stage, bytes);
-      ptx::bulk_load(ring + stage * kStageBytes, source, bytes, full + stage, policy);
+      const uint32_t bytes = left == 1 ? tail : kStageBytes, bar = full + stage * 8;
+      ptx::barrier_expect(bar, bytes);
+      ptx::bulk_load(ring + stage * kStageBytes, source, bytes, bar, policy);
     }
     source += kStageBytes;
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -228,7 +242,7 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
   // Invariant: consumers and fillers count the same phases; a matrix of which this block does nothing has none.
   const RouteTable& table = c.table;
   const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
-  int phase = 0, published = 0, publish_group = c.share[0].begin / c.share[0].strips, gate_up_phases = 0;
+  int phase = 0, published = 0, publish_group = c.share[0].begin_group, gate_up_phases = 0;
   // Says, for the oldest unpublished gate_up phase (whose consumers have all left it), how many strips of each group are done.
   auto publish = [&]() {
     const Share& s = c.share[0];
@@ -259,7 +273,7 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
       ++phase;
       continue;
     }
-    int group0 = s.begin / s.strips;
+    int group0 = s.begin_group;
     while (s.begin < s.end && group0 * s.strips < s.end) {
       int group1 = group0, held = 0;
       while (group1 * s.strips < s.end && (group1 == group0 || held + table.group[group1].count <= capacity)) held += table.group[group1++].count;
@@ -297,16 +311,16 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const RouteTable& table = c.table;
   const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
+  const uint32_t columns_at = ptx::shared_address(columns), code_at = copies.ring + 16 * lane, scale_at = copies.ring + mxfp4::kCodeBytes + 4 * g;
   int stage = 0, phase = 0;
   uint32_t parity = 0;
 #pragma unroll 1
   for (int down = 0; down < 2; ++down) {
     const Share s = c.share[down];
-    const int row = warp / s.split, part = warp - row * s.split;
-    const int chunk_begin = first_chunk(s, part), chunk_end = first_chunk(s, part + 1);
+    const Place place = c.place[down][warp];
+    const int row = place.row, part = place.part, chunk_begin = place.chunk_begin, chunk_end = place.chunk_end;
     const bool by_token = !down && all_tokens_fit(p);
-    int pair = row < s.rows ? s.begin + row : s.end;
-    int group = pair / s.strips, strip = pair - group * s.strips;
+    int pair = s.begin + row, group = s.begin_group, strip = s.begin_strip + row;
     int open_end = s.begin;
     // Rows are formed anew for each matrix, so that buffers must start alike.
     int turn = 0;
@@ -326,12 +340,13 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
         if (warp == 0) TRACE(down ? 8 : 3);
       }
       if (pair >= s.end) break;
+      while (strip >= s.strips) strip -= s.strips, ++group;
       const Group& members = table.group[group];
       const int n = members.count;
       // An unused column of B repeats the last token; its sums are dropped.
       const int member = min(g, n - 1);
       const int at_column = by_token ? members.slots[member] / kTopK : c.column_of_group[down][group] + member;
-      const uint8_t* column = columns + (phase & 1) * buffer_bytes + at_column * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
+      uint32_t column = columns_at + (phase & 1) * buffer_bytes + at_column * column_bytes(s.tiles) + chunk_begin * (kChunk * 128) + t * 16;
       uint32_t bias0 = 0, bias1 = 0;  // bf16 bits, converted after the loop: an earlier use would wait for memory here
       if (part == 0) {
         const size_t at = static_cast<size_t>(members.expert) * (s.strips * 16) + strip * 16;
@@ -345,22 +360,22 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
       float acc[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
       for (int chunk = chunk_begin; chunk < chunk_end; ++chunk, column += kChunk * 128) {
-        const uint8_t* tile = copies.ring + stage * kStageBytes;
         const int count = s.tiles - chunk * kChunk;
-        ptx::barrier_wait(copies.full + stage, parity);
+        const uint32_t code = code_at + stage * kStageBytes, scale = scale_at + stage * kStageBytes;
+        ptx::barrier_wait(copies.full + stage * 8, parity);
         if (warp == 0 && chunk == chunk_begin) TRACE(down ? 9 : 4);
         Operands o[2];
         if (count >= kChunk) {
-          o[0].load(tile, column, lane);
+          o[0].load(code, scale, column);
 #pragma unroll
           for (int i = 0; i < kChunk; ++i) {
-            if (i + 1 < kChunk) o[(i + 1) & 1].load(tile + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128, lane);
+            if (i + 1 < kChunk) o[(i + 1) & 1].load(code + (i + 1) * mxfp4::kTileBytes, scale + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128);
             multiply(o[i & 1], acc);
           }
         } else {
 #pragma unroll 1
           for (int i = 0; i < count; ++i) {
-            o[0].load(tile + i * mxfp4::kTileBytes, column + i * 128, lane);
+            o[0].load(code + i * mxfp4::kTileBytes, scale + i * mxfp4::kTileBytes, column + i * 128);
             multiply(o[0], acc);
           }
         }
@@ -404,7 +419,6 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
       }
       pair += s.rows;
       strip += s.rows;
-      while (strip >= s.strips) strip -= s.strips, ++group;
     }
     if (opened) leave();
     if (warp == 0) TRACE(down ? 11 : 5);
@@ -446,8 +460,8 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
                   threadIdx.x - 32 * kConsumers);
   }
   route_groups(c.table, p);  // begins and ends with a block barrier
-  if (warp == 0) share_of(c.share[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
-  if (warp == 1) share_of(c.share[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
+  if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
+  if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
   __syncthreads();
   if (warp == 0) TRACE(2);
   if (blockIdx.x == 0 && threadIdx.x < p.tokens) reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = c.table.ids[threadIdx.x];
@@ -458,8 +472,8 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
     return;
   }
   Copies<kStages> copies = {};
-  copies.ring = ring + warp * kStages * kStageBytes;
-  copies.full = c.full[warp];
+  copies.ring = ptx::shared_address(ring + warp * kStages * kStageBytes);
+  copies.full = ptx::shared_address(c.full[warp]);
   copies.policy = ptx::evict_first_policy();
   copies.pair = -1;
   copies.seek(p, c, warp);

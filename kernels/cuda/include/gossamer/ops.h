@@ -115,6 +115,44 @@ typedef struct {
 } GossamerTinyGemmArgs;
 int gossamer_tiny_gemm(const GossamerTinyGemmArgs* args, cudaStream_t stream);
 
+// ---- decode attention, one query token a sequence -------------------------------------------------------------------------
+
+// Rotates q and k (halves 0..31 and 32..63 of a head are the pairs) and writes k and v into the paged cache.
+typedef struct {
+  void* qkv;               // bf16 [tokens, (8 * kv_heads + 2 * kv_heads) * 64]: q heads, k heads, v heads; q is rotated in place
+  const int* positions;    // [tokens]
+  const float* inv_freq;   // [32], YaRN already in it
+  void* kv;                // layout kv-paged-v1 of this layer, bf16 or E4M3
+  const int* block_tables; // [tokens, max_blocks]
+  const float* kv_scales;  // [2, kv_heads], E4M3 only: value = code * scale
+  float attention_scaling; // YaRN's factor on cos and sin
+  int tokens, kv_heads, max_blocks, fp8;
+} GossamerRopeKvArgs;
+int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t stream);
+
+// Split-KV attention over the paged cache. 8 query heads a KV head, head size 64.
+typedef struct {
+  const void* q;            // bf16, query head j of token i at (i * q_stride + j * 64); rotated
+  const void* kv;           // layout kv-paged-v1 of this layer, bf16 or E4M3
+  const int* block_tables;  // [tokens, max_blocks]
+  const int* lengths;       // [tokens]: keys to see, the token's own included; 0: the row is skipped, its output zero
+  const void* sinks;        // bf16 [8 * kv_heads]; null: none
+  const float* kv_scales;   // [2, kv_heads], E4M3 only
+  void* out;                // bf16 [tokens, 8 * kv_heads * 64]
+  void* workspace;          // gossamer_decode_attention_workspace bytes; zeroed once before the first use
+  size_t workspace_bytes;
+  float scale;              // on q k, 0.125
+  int q_stride;             // elements
+  int tokens, kv_heads, max_blocks;
+  int window;               // keys in sight, 0: all
+  int fp8;
+  int splits;               // blocks a (token, KV head) at most; 0: the launcher's own choice
+  const void* prefetch;     // optional: weights of a later operation to bring into L2 meanwhile
+  size_t prefetch_bytes;
+} GossamerDecodeAttentionArgs;
+size_t gossamer_decode_attention_workspace(int tokens, int kv_heads);
+int gossamer_decode_attention(const GossamerDecodeAttentionArgs* args, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -21,6 +21,20 @@ __device__ __forceinline__ void launch_dependents() {
 #endif
 }
 
+// --- shared memory by 32-bit address -------------------------------------------------------------------------------------
+// Volatile, so that they stay behind the barrier wait that guards their data. (Loads through generic pointers make the
+// compiler rebuild the window's base in the loop.)
+__device__ __forceinline__ uint4 shared_load4(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ uint32_t shared_load(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
 // --- mbarrier ------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void barrier_init(uint64_t* bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
@@ -57,6 +71,20 @@ __device__ __forceinline__ bool barrier_poll(uint64_t* bar, uint32_t parity) {
       : "memory");
   return done != 0;
 }
+// The same on 32-bit addresses.
+__device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+  } while (!done);
+}
 __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
   while (!barrier_test(bar, parity)) {
   }
@@ -75,6 +103,11 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                    shared_address(dst)),
                "l"(src), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(bytes),
+               "r"(bar), "l"(policy)
                : "memory");
 }
 __device__ __forceinline__ void bulk_prefetch_l2(const void* src, uint32_t bytes) {
@@ -182,6 +215,27 @@ __device__ __forceinline__ void mma_bf16_zero(float (&c)[4], const uint32_t (&a)
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
       : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+}
+
+// The same on f16 operands.
+__device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// --- conversions ---------------------------------------------------------------------------------------------------------
+// Two E4M3 codes (low 16 bits) to an f16 pair, exact.
+__device__ __forceinline__ uint32_t e4m3_to_f16(uint32_t codes) {
+  uint32_t v;
+  asm("{\n .reg .b16 h;\n cvt.u16.u32 h, %1;\n cvt.rn.f16x2.e4m3x2 %0, h;\n}" : "=r"(v) : "r"(codes));
+  return v;
+}
+// Two floats to E4M3 codes, saturating; `low` in the low byte.
+__device__ __forceinline__ uint16_t floats_to_e4m3(float low, float high) {
+  uint16_t v;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
+  return v;
 }
 
 }  // namespace gossamer::ptx

@@ -1,0 +1,377 @@
+// archs: 90a 100a
+// Decode attention: one query token a sequence, keys and values in 64-token pages, split over blocks along the keys.
+//
+// No shared memory in the loop. A warp takes tiles of 16 keys. Scores: m16n8k16 with the 8 query heads of a KV head as rows
+// (8 of 16 used) and keys as columns; a lane's 16 contiguous bytes of a key row are its B fragments under a permutation of
+// the head dimension that q shares. Output: the probabilities are A fragments as they stand; a lane reads 8 neighbouring
+// dimensions of four keys and pairs two keys' halves with PRMT into B fragments, column g of tile j being dimension 8 g + j.
+// E4M3 pages go to f16 exactly and use f16 products; the scales go on the scores and on the output.
+//
+// Invariant: keys and values outside [first, length) never reach a sum, whatever bits they hold.
+// Invariant: partial results are combined in split order by whichever block arrives last: repeatable.
+// Refuses: other than 8 query heads a KV head, head size 64, blocks of 64.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "gossamer/launch.cuh"
+#include "gossamer/ptx/sm90.cuh"
+
+namespace gossamer::attention {
+namespace {
+
+constexpr int kHeads = 8, kDim = 64, kPage = 64, kTile = 16;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kMaxSplits = 64;
+constexpr int kPartial = kHeads * (kDim + 2);  // floats: output sums, then maximum and sum of each head
+constexpr float kLog2e = 1.4426950408889634f;
+
+// One tile in registers. bf16: 4 + 4 vectors of 16 bytes; E4M3: half of that.
+template <bool kFp8>
+struct Tile {
+  uint4 k[kFp8 ? 2 : 4];
+  uint4 v[kFp8 ? 2 : 4];
+  __device__ __forceinline__ void load(const uint8_t* keys, const uint8_t* values, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    if constexpr (kFp8) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) k[h] = ptx::load_streaming(keys + (8 * h + g) * kDim + 16 * t);
+      uint2 r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) r[i] = __ldcs(reinterpret_cast<const uint2*>(values + (8 * (i >> 1) + 2 * t + (i & 1)) * kDim + 8 * g));
+      v[0] = make_uint4(r[0].x, r[0].y, r[1].x, r[1].y);
+      v[1] = make_uint4(r[2].x, r[2].y, r[3].x, r[3].y);
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int s = 0; s < 2; ++s) k[2 * h + s] = ptx::load_streaming(keys + ((8 * h + g) * kDim + 32 * s + 8 * t) * 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = ptx::load_streaming(values + ((8 * (i >> 1) + 2 * t + (i & 1)) * kDim + 8 * g) * 2);
+    }
+  }
+  // Values of the keys 2t, 2t+1, 2t+8, 2t+9 that are not in sight become zero.
+  __device__ __forceinline__ void clear_value(int i) {
+    if constexpr (kFp8) {
+      uint4& w = v[i >> 1];
+      if (i & 1) w.z = w.w = 0;
+      else w.x = w.y = 0;
+    } else {
+      v[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
+struct Query {
+  uint32_t a[4][2];  // rows g of four k16 steps; rows g + 8 are zero
+};
+
+template <bool kFp8>
+__device__ __forceinline__ void scores_of(const Tile<kFp8>& tile, const Query& q, float (&c)[2][4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    c[h][0] = c[h][1] = c[h][2] = c[h][3] = 0.f;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const uint32_t a[4] = {q.a[s][0], 0u, q.a[s][1], 0u};
+      if constexpr (kFp8) {
+        const uint4& w = tile.k[h];
+        const uint32_t word = s == 0 ? w.x : s == 1 ? w.y : s == 2 ? w.z : w.w;
+        ptx::mma_f16(c[h], a, ptx::e4m3_to_f16(word), ptx::e4m3_to_f16(word >> 16));
+      } else {
+        const uint4& w = tile.k[2 * h + (s >> 1)];
+        ptx::mma_bf16(c[h], a, s & 1 ? w.z : w.x, s & 1 ? w.w : w.y);
+      }
+    }
+  }
+}
+
+template <bool kFp8>
+__device__ __forceinline__ void add_values(const Tile<kFp8>& tile, const uint32_t (&a)[4], float (&o)[8][4]) {
+  uint32_t r[4][4];  // key i, dimensions 2 w and 2 w + 1
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kFp8) {
+      const uint4& w = tile.v[i >> 1];
+      const uint32_t low = i & 1 ? w.z : w.x, high = i & 1 ? w.w : w.y;
+      r[i][0] = ptx::e4m3_to_f16(low);
+      r[i][1] = ptx::e4m3_to_f16(low >> 16);
+      r[i][2] = ptx::e4m3_to_f16(high);
+      r[i][3] = ptx::e4m3_to_f16(high >> 16);
+    } else {
+      r[i][0] = tile.v[i].x, r[i][1] = tile.v[i].y, r[i][2] = tile.v[i].z, r[i][3] = tile.v[i].w;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int pick = j & 1 ? 0x7632 : 0x5410;
+    const uint32_t b0 = __byte_perm(r[0][j / 2], r[1][j / 2], pick), b1 = __byte_perm(r[2][j / 2], r[3][j / 2], pick);
+    if constexpr (kFp8) ptx::mma_f16(o[j], a, b0, b1);
+    else ptx::mma_bf16(o[j], a, b0, b1);
+  }
+}
+
+struct Merge {  // one warp's result
+  float maximum[kHeads], sum[kHeads], o[kHeads][kDim];
+};
+
+template <bool kFp8>
+__global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_constant__ GossamerDecodeAttentionArgs p, int splits_most) {
+  __shared__ Merge merge[kWarps];
+  __shared__ int arrived;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int split = blockIdx.x, head = blockIdx.y, token = blockIdx.z;
+
+  if (p.prefetch && threadIdx.x == 0) {
+    const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(token) * gridDim.y + head) * gridDim.x + split;
+    const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128, to = min((me + 1) * share, p.prefetch_bytes / 16 * 16);
+    for (size_t from = me * share; from < to; from += 16384)
+      ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
+  }
+  // Lengths and block tables come with the step, long before this layer; q and this token's keys do not.
+  const int length = p.lengths[token];
+  const int first = p.window > 0 ? max(0, length - p.window) : 0;
+  const int tile_first = first / kTile, tiles = (length + kTile - 1) / kTile - tile_first;
+  // At least one tile a warp before a further split pays.
+  const int splits = max(1, min(splits_most, (tiles + 2 * kWarps - 1) / (2 * kWarps)));
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  if (split >= splits) return;
+  const int begin = tile_first + tiles * split / splits, end = tile_first + tiles * (split + 1) / splits;
+
+  Query q;
+  {
+    const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.q) + static_cast<size_t>(token) * p.q_stride + (head * kHeads + g) * kDim;
+    if constexpr (kFp8) {
+      const uint4 w[2] = {__ldcg(reinterpret_cast<const uint4*>(at + 16 * t)), __ldcg(reinterpret_cast<const uint4*>(at + 16 * t) + 1)};
+      const __nv_bfloat162* x = reinterpret_cast<const __nv_bfloat162*>(w);
+#pragma unroll
+      for (int s = 0; s < 4; ++s)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 f = __bfloat1622float2(x[2 * s + h]);
+          const __half2 v = __floats2half2_rn(fminf(fmaxf(f.x, -65504.f), 65504.f), fminf(fmaxf(f.y, -65504.f), 65504.f));
+          q.a[s][h] = *reinterpret_cast<const uint32_t*>(&v);
+        }
+    } else {
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const uint4 w = __ldcg(reinterpret_cast<const uint4*>(at + 32 * s + 8 * t));
+        q.a[2 * s][0] = w.x, q.a[2 * s][1] = w.y, q.a[2 * s + 1][0] = w.z, q.a[2 * s + 1][1] = w.w;
+      }
+    }
+  }
+  const float scale = p.scale * kLog2e * (kFp8 ? p.kv_scales[head] : 1.f);
+  constexpr size_t kElement = kFp8 ? 1 : 2, kRun = kPage * kDim * kElement;  // one head's K or V of a page
+  const uint8_t* const kv = static_cast<const uint8_t*>(p.kv) + head * kRun;
+  const size_t values_at = p.kv_heads * kRun;
+  const int* const table = p.block_tables + static_cast<size_t>(token) * p.max_blocks;
+  auto page_of = [&](int tile) { return tile < end ? __ldg(table + tile / (kPage / kTile)) : 0; };
+  auto request = [&](Tile<kFp8>& to, int tile, int page) {
+    if (tile >= end) return;
+    const uint8_t* at = kv + static_cast<size_t>(page) * 2 * values_at + tile % (kPage / kTile) * (kTile * kDim * kElement);
+    to.load(at, at + values_at, lane);
+  };
+
+  float o[8][4], maximum = -INFINITY, sum = 0.f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
+  auto absorb = [&](Tile<kFp8>& tile, int number) {
+    float c[2][4];
+    scores_of<kFp8>(tile, q, c);
+    const int key = number * kTile;
+    if (key < first || key + kTile > length) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int at = key + 8 * h + 2 * t + e;
+          if (at < first || at >= length) {
+            c[h][e] = -INFINITY;
+            tile.clear_value(2 * h + e);
+          }
+        }
+    }
+    float most = fmaxf(fmaxf(c[0][0], c[0][1]), fmaxf(c[1][0], c[1][1])) * scale;
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    if (__any_sync(~0u, most > maximum)) {
+      const float next = fmaxf(maximum, most), old = maximum == -INFINITY ? 0.f : exp2f(maximum - next);
+      maximum = next;
+      sum *= old;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) o[j][0] *= old, o[j][1] *= old;
+    }
+    const float base = maximum == -INFINITY ? 0.f : maximum;
+    float e[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) e[i] = exp2f(fmaf(c[i >> 1][i & 1], scale, -base));
+    sum += (e[0] + e[1]) + (e[2] + e[3]);
+    uint32_t a[4] = {0, 0, 0, 0};
+    if constexpr (kFp8) {
+      const __half2 p0 = __floats2half2_rn(e[0], e[1]), p1 = __floats2half2_rn(e[2], e[3]);
+      a[0] = *reinterpret_cast<const uint32_t*>(&p0), a[2] = *reinterpret_cast<const uint32_t*>(&p1);
+    } else {
+      const __nv_bfloat162 p0 = __floats2bfloat162_rn(e[0], e[1]), p1 = __floats2bfloat162_rn(e[2], e[3]);
+      a[0] = *reinterpret_cast<const uint32_t*>(&p0), a[2] = *reinterpret_cast<const uint32_t*>(&p1);
+    }
+    add_values<kFp8>(tile, a, o);
+  };
+
+  Tile<kFp8> even, odd;
+  int number = begin + warp;
+  int page0 = page_of(number), page1 = page_of(number + kWarps);
+  request(even, number, page0);
+  for (; number < end; number += 2 * kWarps) {
+    request(odd, number + kWarps, page1);
+    page0 = page_of(number + 2 * kWarps);
+    page1 = page_of(number + 3 * kWarps);
+    absorb(even, number);
+    request(even, number + 2 * kWarps, page0);
+    if (number + kWarps < end) absorb(odd, number + kWarps);
+  }
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+
+  Merge& mine = merge[warp];
+  if (t == 0) {
+    mine.maximum[g] = maximum;
+    mine.sum[g] = sum;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    mine.o[g][8 * (2 * t) + j] = o[j][0];  // column 2t of tile j is dimension 8 * 2t + j
+    mine.o[g][8 * (2 * t + 1) + j] = o[j][1];
+  }
+  __syncthreads();
+
+  // The block's result: thread i takes two dimensions of one head.
+  const int h = threadIdx.x / 32, d = 2 * lane;
+  float block_max = -INFINITY;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) block_max = fmaxf(block_max, merge[w].maximum[h]);
+  float block_sum = 0.f;
+  float2 y = make_float2(0.f, 0.f);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float f = merge[w].maximum[h] == -INFINITY ? 0.f : exp2f(merge[w].maximum[h] - block_max);
+    block_sum = fmaf(merge[w].sum[h], f, block_sum);
+    const float2 part = *reinterpret_cast<const float2*>(&merge[w].o[h][d]);
+    y.x = fmaf(part.x, f, y.x);
+    y.y = fmaf(part.y, f, y.y);
+  }
+  const int row = token * p.kv_heads + head;
+  if (splits > 1) {
+    int* const counters = static_cast<int*>(p.workspace);
+    float* const rows = reinterpret_cast<float*>(counters + p.tokens * p.kv_heads);
+    float* const partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(rows) + 255) / 256 * 256) + static_cast<size_t>(row) * kMaxSplits * kPartial;
+    float* const at = partials + split * kPartial;
+    __stcg(reinterpret_cast<float2*>(at + h * kDim + d), y);
+    if (lane == 0) __stcg(reinterpret_cast<float2*>(at + kHeads * kDim + 2 * h), make_float2(block_max, block_sum));
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) arrived = atomicAdd(counters + row, 1);
+    __syncthreads();
+    if (arrived != splits - 1) return;
+    __threadfence();
+    if (threadIdx.x == 0) counters[row] = 0;
+    block_max = -INFINITY;
+    for (int s = 0; s < splits; ++s) block_max = fmaxf(block_max, __ldcg(partials + s * kPartial + kHeads * kDim + 2 * h));
+    block_sum = 0.f;
+    y = make_float2(0.f, 0.f);
+#pragma unroll 4
+    for (int s = 0; s < splits; ++s) {
+      const float2 ms = __ldcg(reinterpret_cast<const float2*>(partials + s * kPartial + kHeads * kDim + 2 * h));
+      const float2 part = __ldcg(reinterpret_cast<const float2*>(partials + s * kPartial + h * kDim + d));
+      const float f = ms.x == -INFINITY ? 0.f : exp2f(ms.x - block_max);
+      block_sum = fmaf(ms.y, f, block_sum);
+      y.x = fmaf(part.x, f, y.x);
+      y.y = fmaf(part.y, f, y.y);
+    }
+  }
+  // The sink joins the denominator once.
+  if (p.sinks && block_max != -INFINITY) {
+    const float sink = __bfloat162float(static_cast<const __nv_bfloat16*>(p.sinks)[head * kHeads + h]) * kLog2e;
+    const float most = fmaxf(block_max, sink), f = exp2f(block_max - most);
+    block_sum = fmaf(block_sum, f, exp2f(sink - most));
+    y.x *= f;
+    y.y *= f;
+  }
+  const float factor = block_sum > 0.f ? (kFp8 ? p.kv_scales[p.kv_heads + head] : 1.f) / block_sum : 0.f;
+  *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + (static_cast<size_t>(token) * p.kv_heads * kHeads + head * kHeads + h) * kDim + d) =
+      __floats2bfloat162_rn(y.x * factor, y.y * factor);
+}
+
+// A warp takes one head of one token: lane i the pair (i, i + 32).
+__global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ GossamerRopeKvArgs p) {
+  const int lane = threadIdx.x & 31, heads = p.kv_heads * (kHeads + 2);
+  const int unit = blockIdx.x * 8 + threadIdx.x / 32;
+  ptx::launch_dependents();
+  if (unit >= p.tokens * heads) return;
+  const int token = unit / heads, head = unit % heads;
+  const int position = p.positions[token];
+  const float frequency = p.inv_freq[lane];
+  float sine, cosine;
+  sincosf(position * frequency, &sine, &cosine);
+  sine *= p.attention_scaling;
+  cosine *= p.attention_scaling;
+  const int page = p.block_tables[static_cast<size_t>(token) * p.max_blocks + position / kPage];
+  ptx::dependency_wait();
+  __nv_bfloat16* const x = static_cast<__nv_bfloat16*>(p.qkv) + (static_cast<size_t>(token) * heads + head) * kDim;
+  float a = __bfloat162float(x[lane]), b = __bfloat162float(x[lane + 32]);
+  const int q_heads = p.kv_heads * kHeads, value = head >= q_heads + p.kv_heads;
+  if (!value) {
+    const float rotated = a * cosine - b * sine;
+    b = b * cosine + a * sine;
+    a = rotated;
+  }
+  if (head < q_heads) {
+    x[lane] = __float2bfloat16(a);
+    x[lane + 32] = __float2bfloat16(b);
+    return;
+  }
+  const int kv_head = (head - q_heads) % p.kv_heads;
+  const size_t at = ((static_cast<size_t>(page) * 2 + value) * p.kv_heads + kv_head) * (kPage * kDim) + position % kPage * kDim + lane;
+  if (p.fp8) {
+    const float inverse = 1.f / p.kv_scales[value * p.kv_heads + kv_head];
+    const uint16_t codes = ptx::floats_to_e4m3(a * inverse, b * inverse);
+    static_cast<uint8_t*>(p.kv)[at] = codes & 0xFF;
+    static_cast<uint8_t*>(p.kv)[at + 32] = codes >> 8;
+  } else {
+    static_cast<__nv_bfloat16*>(p.kv)[at] = __float2bfloat16(a);
+    static_cast<__nv_bfloat16*>(p.kv)[at + 32] = __float2bfloat16(b);
+  }
+}
+
+}  // namespace
+}  // namespace gossamer::attention
+
+extern "C" size_t gossamer_decode_attention_workspace(int tokens, int kv_heads) {
+  using namespace gossamer::attention;
+  return static_cast<size_t>(tokens) * kv_heads * (sizeof(int) + sizeof(float) * kMaxSplits * kPartial) + 512;
+}
+
+extern "C" int gossamer_decode_attention(const GossamerDecodeAttentionArgs* p, cudaStream_t stream) {
+  using namespace gossamer;
+  using namespace gossamer::attention;
+  if (p->tokens < 1 || p->kv_heads < 1 || p->max_blocks < 1 || p->q_stride % 8 || p->splits < 0 || p->splits > kMaxSplits || (p->fp8 && !p->kv_scales) ||
+      p->workspace_bytes < gossamer_decode_attention_workspace(p->tokens, p->kv_heads))
+    return GOSSAMER_BAD_SHAPE;
+  if (!multiprocessors()) return GOSSAMER_NOT_PREPARED;
+  int splits = p->splits;
+  if (!splits) {  // two blocks a multiprocessor, twice over for even ends
+    splits = (4 * multiprocessors()) / (p->tokens * p->kv_heads);
+    splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
+    const int useful = p->window > 0 ? (p->window / kTile + 1 + 2 * kWarps - 1) / (2 * kWarps) : kMaxSplits;
+    if (splits > useful) splits = useful;
+  }
+  const dim3 grid(splits, p->kv_heads, p->tokens);
+  return launch(p->fp8 ? decode_kernel<true> : decode_kernel<false>, grid, dim3(kThreads), 0, stream, true, *p, splits);
+}
+
+extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* p, cudaStream_t stream) {
+  using namespace gossamer;
+  using namespace gossamer::attention;
+  if (p->tokens < 1 || p->kv_heads < 1 || p->max_blocks < 1 || (p->fp8 && !p->kv_scales)) return GOSSAMER_BAD_SHAPE;
+  const int units = p->tokens * p->kv_heads * (kHeads + 2);
+  return launch(rope_kv_kernel, dim3((units + 7) / 8), dim3(256), 0, stream, true, *p);
+}
