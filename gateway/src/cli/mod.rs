@@ -2,6 +2,7 @@
 
 mod backends;
 mod graph;
+mod latency;
 
 use crate::process::run_serve;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -40,6 +41,8 @@ enum Command {
 enum Bench {
     /// Send requests to a server and measure what its users feel
     Serve(Box<ServeBenchArgs>),
+    /// Time prefill and decoding in this process, beside the machine's roofs
+    Latency(Box<latency::LatencyArgs>),
 }
 
 /// Runs a command; `arguments` are those behind the program's name.
@@ -67,6 +70,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Backends(args) => report("backends", backends::list(&args)),
         Command::ProbeBackend(args) => report("probe-backend", backends::probe(&args)),
         Command::Graph(args) => report("graph", graph::print(&args)),
+        Command::Bench { what: Bench::Latency(args) } => report("bench latency", latency::run(&args)),
         Command::Bench { what: Bench::Serve(args) } => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
             match runtime {
