@@ -175,20 +175,15 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As the trait.
     unsafe fn mxfp4(codes: *const u8, scale: u8) -> [Self::V; 2];
-    /// Asks for a cache line early. Never faults.
-    #[inline(always)]
-    fn prefetch(at: *const u8) {
-        prefetch(at);
-    }
 }
 
-/// Asks for a cache line early. Never faults.
+/// Asks for a cache line early, into the second cache: what is asked for is too much for the first. Never faults.
 #[inline(always)]
 pub fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address is harmless; SSE is part of x86-64.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

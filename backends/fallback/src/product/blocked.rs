@@ -171,15 +171,19 @@ impl<C: Core, W: Weights<C>> Task for Fill<C, W> {
                 C::store(to, w[0]);
                 C::store(to.add(ROWS * C::OPERAND), w[1]);
             };
+            let mut at = [weights.row(rows[0]); ROWS];
+            for r in 1..ROWS {
+                at[r] = weights.row(rows[r]);
+            }
             for group in groups.start..full {
                 for r in 0..ROWS {
-                    weights.prefetch(rows[r] + ROWS, group);
-                    put(group - groups.start, r, weights.group(rows[r], group));
+                    W::prefetch(weights.row(rows[r] + STRIPS * ROWS), group);
+                    put(group - groups.start, r, W::group(at[r], group));
                 }
             }
             if full < groups.end {
                 for r in 0..ROWS {
-                    put(full - groups.start, r, weights.tail(rows[r], full));
+                    put(full - groups.start, r, weights.tail(at[r], full));
                 }
             }
         }

@@ -75,7 +75,7 @@ impl<C: Core, W: Weights<C>, const M: usize> Task for Strip<'_, C, W, M> {
     }
 }
 
-/// Rows from the checkpoint: each group is decoded once.
+/// Four rows times `M` tokens. Each group is decoded once; the lines of the next four rows are asked for meanwhile.
 #[inline(always)]
 unsafe fn tile<C: Core, W: Weights<C>, const M: usize>(
     weights: W,
@@ -83,23 +83,41 @@ unsafe fn tile<C: Core, W: Weights<C>, const M: usize>(
     x: &[*const C::Elem; MAX_TILE],
 ) -> [[C::Acc; M]; ROWS] {
     let full = weights.columns() / C::GROUP;
+    let mut at = [weights.row(rows[0]); ROWS];
+    let mut next = [weights.row(rows[0] + ROWS); ROWS];
+    for r in 1..ROWS {
+        at[r] = weights.row(rows[r]);
+        next[r] = weights.row(rows[r] + ROWS);
+    }
     // SAFETY: by the caller: rows, tokens and groups exist.
     unsafe {
         let mut acc = [[C::zero(); M]; ROWS];
-        for group in 0..full {
-            let mut w = [weights.group(rows[0], group); ROWS];
-            for r in 1..ROWS {
-                w[r] = weights.group(rows[r], group);
-            }
+        let mut group = 0;
+        while group + W::PER_LINE <= full {
             for r in 0..ROWS {
-                weights.prefetch(rows[r] + ROWS, group);
+                W::prefetch(next[r], group);
+            }
+            for _ in 0..W::PER_LINE {
+                let mut w = [W::group(at[0], group); ROWS];
+                for r in 1..ROWS {
+                    w[r] = W::group(at[r], group);
+                }
+                step::<C, M>(&mut acc, w, x, group);
+                group += 1;
+            }
+        }
+        while group < full {
+            let mut w = [W::group(at[0], group); ROWS];
+            for r in 1..ROWS {
+                w[r] = W::group(at[r], group);
             }
             step::<C, M>(&mut acc, w, x, group);
+            group += 1;
         }
         if weights.columns() % C::GROUP != 0 {
-            let mut w = [weights.tail(rows[0], full); ROWS];
+            let mut w = [weights.tail(at[0], full); ROWS];
             for r in 1..ROWS {
-                w[r] = weights.tail(rows[r], full);
+                w[r] = weights.tail(at[r], full);
             }
             step::<C, M>(&mut acc, w, x, full);
         }

@@ -5,20 +5,26 @@ use crate::memory::Ptr;
 
 /// Rows that decode to groups of operands.
 pub trait Weights<C: Core>: Copy {
+    /// Where a row lies.
+    type Row: Copy;
+    /// Groups that share a cache line.
+    const PER_LINE: usize;
     /// `k`.
     fn columns(self) -> usize;
+    /// A row; it need not exist.
+    fn row(self, row: usize) -> Self::Row;
     /// A full group of a row.
     ///
     /// # Safety
     /// Under `C::enter`; row and group exist.
-    unsafe fn group(self, row: usize, group: usize) -> [C::Operand; 2];
+    unsafe fn group(row: Self::Row, group: usize) -> [C::Operand; 2];
     /// The last, partial group of a row, padded with zeros.
     ///
     /// # Safety
     /// As [`Weights::group`].
-    unsafe fn tail(self, row: usize, group: usize) -> [C::Operand; 2];
+    unsafe fn tail(self, row: Self::Row, group: usize) -> [C::Operand; 2];
     /// Asks early for the bytes of a group; the row need not exist.
-    fn prefetch(self, row: usize, group: usize);
+    fn prefetch(row: Self::Row, group: usize);
 }
 
 /// `[rows, k]` bfloat16.
@@ -32,34 +38,52 @@ pub struct Bf16Rows {
 
 /// Most elements of a group, over all cores.
 const MAX_GROUP: usize = 64;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// At least one.
+const fn per_line(group_bytes: usize) -> usize {
+    if group_bytes >= LINE { 1 } else { LINE / group_bytes }
+}
 
 impl<C: Core> Weights<C> for Bf16Rows {
+    type Row = *const u16;
+    const PER_LINE: usize = per_line(2 * C::GROUP);
+
     #[inline(always)]
     fn columns(self) -> usize {
         self.k
     }
 
     #[inline(always)]
-    unsafe fn group(self, row: usize, group: usize) -> [C::Operand; 2] {
-        // SAFETY: by the caller.
-        unsafe { C::bf16(self.data.at(row * self.k + group * C::GROUP)) }
+    fn row(self, row: usize) -> *const u16 {
+        self.data.at(row * self.k)
     }
 
     #[inline(always)]
-    unsafe fn tail(self, row: usize, group: usize) -> [C::Operand; 2] {
+    unsafe fn group(row: *const u16, group: usize) -> [C::Operand; 2] {
+        // SAFETY: by the caller.
+        unsafe { C::bf16(row.add(group * C::GROUP)) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u16, group: usize) -> [C::Operand; 2] {
         let mut padded = [0u16; MAX_GROUP];
         let first = group * C::GROUP;
         // SAFETY: by the caller; the rest of the row is shorter than a group.
         unsafe {
-            let rest = self.data.slice(row * self.k + first, self.k - first);
-            padded[..rest.len()].copy_from_slice(rest);
+            std::ptr::copy_nonoverlapping(row.add(first), padded.as_mut_ptr(), self.k - first);
             C::bf16(padded.as_ptr())
         }
     }
 
     #[inline(always)]
-    fn prefetch(self, row: usize, group: usize) {
-        prefetch(self.data.at(row * self.k + group * C::GROUP).cast());
+    fn prefetch(row: *const u16, group: usize) {
+        let at = row.wrapping_add(group * C::GROUP).cast::<u8>();
+        prefetch(at);
+        if 2 * C::GROUP > LINE {
+            prefetch(at.wrapping_add(LINE));
+        }
     }
 }
 
@@ -75,34 +99,42 @@ pub struct Mxfp4Rows {
 }
 
 impl<C: Core> Weights<C> for Mxfp4Rows {
+    /// Codes and scales.
+    type Row = (*const u8, *const u8);
+    const PER_LINE: usize = per_line(C::GROUP / 2);
+
     #[inline(always)]
     fn columns(self) -> usize {
         self.k
     }
 
     #[inline(always)]
-    unsafe fn group(self, row: usize, group: usize) -> [C::Operand; 2] {
-        let first = row * self.k + group * C::GROUP;
-        // SAFETY: by the caller.
-        unsafe { C::mxfp4(self.codes.at(first / 2), self.scales.at(first / 32)) }
+    fn row(self, row: usize) -> Self::Row {
+        (self.codes.at(row * self.k / 2), self.scales.at(row * self.k / 32))
     }
 
     #[inline(always)]
-    unsafe fn tail(self, row: usize, group: usize) -> [C::Operand; 2] {
+    unsafe fn group((codes, scales): Self::Row, group: usize) -> [C::Operand; 2] {
+        // SAFETY: by the caller.
+        unsafe { C::mxfp4(codes.add(group * (C::GROUP / 2)), scales.add(group * C::GROUP / 32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, (from_codes, from_scales): Self::Row, group: usize) -> [C::Operand; 2] {
         // Code 0 is zero at any finite scale.
         let (mut codes, mut scales) = ([0u8; MAX_GROUP / 2], [127u8; MAX_GROUP / 32]);
-        let first = row * self.k + group * C::GROUP;
-        let rest = self.k - group * C::GROUP;
+        let first = group * C::GROUP;
+        let rest = self.k - first;
         // SAFETY: by the caller; the rest of the row is shorter than a group and a multiple of 32.
         unsafe {
-            codes[..rest / 2].copy_from_slice(self.codes.slice(first / 2, rest / 2));
-            scales[..rest / 32].copy_from_slice(self.scales.slice(first / 32, rest / 32));
+            std::ptr::copy_nonoverlapping(from_codes.add(first / 2), codes.as_mut_ptr(), rest / 2);
+            std::ptr::copy_nonoverlapping(from_scales.add(first / 32), scales.as_mut_ptr(), rest / 32);
             C::mxfp4(codes.as_ptr(), scales.as_ptr())
         }
     }
 
     #[inline(always)]
-    fn prefetch(self, row: usize, group: usize) {
-        prefetch(self.codes.at((row * self.k + group * C::GROUP) / 2));
+    fn prefetch((codes, _): Self::Row, group: usize) {
+        prefetch(codes.wrapping_add(group * (C::GROUP / 2)));
     }
 }
