@@ -1,5 +1,7 @@
 //! AVX-512: sixteen lanes.
 
+#![allow(clippy::needless_range_loop)] // constants by index, so that arrays of vectors stay in registers
+
 use super::{F32_TABLES, Simd, Task};
 use std::arch::x86_64::*;
 
@@ -90,6 +92,47 @@ unsafe impl Simd for Avx512 {
             let table = _mm512_load_ps(F32_TABLES.0[usize::from(scale)].as_ptr());
             let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast()));
             [_mm512_permutexvar_ps(low, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(low), table)]
+        }
+    }
+}
+
+/// Transposes sixteen rows of sixteen 32-bit elements; strides in elements.
+///
+/// # Safety
+/// Under [`Simd::enter`]; both squares are valid and do not overlap.
+#[inline(always)]
+pub unsafe fn transpose16(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut a = [_mm512_setzero_si512(); 16];
+        for i in 0..16 {
+            a[i] = _mm512_loadu_si512(from.add(i * from_stride).cast());
+        }
+        // Pairs of rows, then pairs of pairs, within 128-bit lanes; then lanes.
+        let mut b = a;
+        for i in 0..8 {
+            b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+            b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+        }
+        for i in 0..4 {
+            a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+            a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+            a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+            a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+        }
+        // a[4 * i + j] holds columns j, j + 4, j + 8, j + 12 of rows 4 * i..4 * i + 4.
+        for j in 0..4 {
+            let low = _mm512_shuffle_i32x4::<0x88>(a[j], a[4 + j]);
+            let high = _mm512_shuffle_i32x4::<0xdd>(a[j], a[4 + j]);
+            let low2 = _mm512_shuffle_i32x4::<0x88>(a[8 + j], a[12 + j]);
+            let high2 = _mm512_shuffle_i32x4::<0xdd>(a[8 + j], a[12 + j]);
+            b[j] = _mm512_shuffle_i32x4::<0x88>(low, low2);
+            b[8 + j] = _mm512_shuffle_i32x4::<0xdd>(low, low2);
+            b[4 + j] = _mm512_shuffle_i32x4::<0x88>(high, high2);
+            b[12 + j] = _mm512_shuffle_i32x4::<0xdd>(high, high2);
+        }
+        for i in 0..16 {
+            _mm512_storeu_si512(to.add(i * to_stride).cast(), b[i]);
         }
     }
 }

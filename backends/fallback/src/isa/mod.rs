@@ -8,6 +8,8 @@
 //! below must be inlined into that function, hence the many `#[inline(always)]`.
 
 #[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
@@ -39,13 +41,16 @@ pub enum Isa {
     Avx512,
     /// The same with BF16, which multiplies bfloat16 activations.
     Avx512Bf16,
+    /// The same with AMX tiles, which multiply bfloat16 activations.
+    Amx,
     /// NEON.
     Neon,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: &'static [Isa] = &[Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    pub const ALL: &'static [Isa] =
+        &[Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// Name in [`ISA_VARIABLE`].
     pub fn label(self) -> &'static str {
@@ -54,6 +59,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         }
     }
@@ -75,6 +81,8 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -235,6 +243,8 @@ pub unsafe trait Core: Copy + Send + Sync + 'static {
     const DENSE_ORDER: Order;
     /// Order of groups of MXFP4 weights.
     const MXFP4_ORDER: Order;
+    /// Whether products run on AMX tiles, from packed tokens, instead of on operands.
+    const TILES: bool = false;
 
     /// Runs `task` with the target features on.
     ///

@@ -112,6 +112,7 @@ impl<O: Activation> Epilogue for Write<O> {
 
 struct Buffers<C: Core> {
     x: Ptr<C::Elem>,
+    packed: Ptr<C::Elem>,
     wide: Ptr<f32>,
     scratch: product::Scratch<C>,
 }
@@ -120,8 +121,9 @@ fn place<C: Core>(desc: &GemmDesc, tokens: usize, slots: usize, arena: &mut Aren
     let k = desc.in_features as usize;
     Buffers {
         x: arena.take(tokens * padded::<C>(k)),
+        packed: arena.take(product::packed::<C>(k, tokens)),
         wide: arena.take(slots * k),
-        scratch: product::Scratch::place(slots, arena),
+        scratch: product::Scratch::place(k, slots, arena),
     }
 }
 
@@ -162,6 +164,8 @@ pub unsafe fn launch<C: Core, A: Activation, O: Activation>(
         );
     }
     let x = Tokens { data: buffers.x, stride: padded::<C>(k), index: Ptr::new(0), count: tokens };
+    // SAFETY: the rows were prepared above; the buffer has room.
+    let x = unsafe { product::pack::<C>(pool, x, k, buffers.packed) };
     let chunk = desc.out_features.map(|rows| product::chunk_rows::<C>(rows as usize, tokens, pool.slots()));
     let chunks: [usize; 3] = std::array::from_fn(|s| (desc.out_features[s] as usize).div_ceil(chunk[s]));
     pool.run(chunks.iter().sum(), |slot, mut index| {

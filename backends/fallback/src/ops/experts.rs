@@ -87,6 +87,9 @@ struct Active {
 
 struct Buffers<C: Core> {
     x: Ptr<C::Elem>,
+    /// Packed tokens of the pairs, sorted by expert.
+    packed_x: Ptr<C::Elem>,
+    packed_hidden: Ptr<C::Elem>,
     wide: Ptr<f32>,
     scratch: product::Scratch<C>,
     hidden: Ptr<C::Elem>,
@@ -103,8 +106,10 @@ fn place<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize, arena: &mut A
     let (pairs, local) = (tokens * desc.top_k as usize, desc.local_experts as usize);
     Buffers {
         x: arena.take(tokens * padded::<C>(hidden)),
+        packed_x: arena.take(product::packed::<C>(hidden, pairs)),
+        packed_hidden: arena.take(product::packed::<C>(inner, pairs)),
         wide: arena.take(slots * hidden),
-        scratch: product::Scratch::place(slots, arena),
+        scratch: product::Scratch::place(hidden.max(inner), slots, arena),
         hidden: arena.take(pairs * padded::<C>(inner)),
         pairs: arena.take(pairs),
         tokens: arena.take(pairs),
@@ -206,6 +211,28 @@ pub unsafe fn launch<C: Core, A: Activation>(
     let inner_stride = padded::<C>(inner);
     let mean = (tokens * desc.top_k as usize).div_ceil(active.len().max(1));
 
+    let rows_at = |data: Ptr<C::Elem>, stride: usize, first: u32, count: u32| Tokens {
+        data: data.offset(first as usize * stride),
+        stride,
+        index: Ptr::new(0),
+        count: count as usize,
+    };
+    let stride = padded::<C>(hidden);
+    let inputs = |first: u32, count: u32| Tokens {
+        data: buffers.x,
+        stride,
+        index: buffers.tokens.offset(first as usize),
+        count: count as usize,
+    };
+    let inputs_packed = |first, count| rows_at(buffers.packed_x, stride, first, count);
+    let hidden_rows = |first, count| rows_at(buffers.hidden, inner_stride, first, count);
+    let hidden_packed = |first, count| rows_at(buffers.packed_hidden, inner_stride, first, count);
+    for Active { first, count, .. } in active {
+        let to = buffers.packed_x.offset(*first as usize * stride);
+        // SAFETY: the rows were prepared above; the buffer has room for every pair.
+        unsafe { product::pack::<C>(pool, inputs(*first, *count), hidden, to) };
+    }
+
     let rows = 2 * inner;
     let chunk = product::chunk_rows::<C>(rows, mean, pool.slots());
     let chunks = rows.div_ceil(chunk);
@@ -216,12 +243,7 @@ pub unsafe fn launch<C: Core, A: Activation>(
         let task = Product::<C, _, _> {
             weights,
             rows: first_row..(first_row + chunk).min(rows),
-            tokens: Tokens {
-                data: buffers.x,
-                stride: padded::<C>(hidden),
-                index: buffers.tokens.offset(first as usize),
-                count: count as usize,
-            },
+            tokens: if C::TILES { inputs_packed(first, count) } else { inputs(first, count) },
             scratch: buffers.scratch.of(slot),
             epilogue: Activate::<C> {
                 hidden: buffers.hidden.offset(first as usize * inner_stride),
@@ -247,6 +269,12 @@ pub unsafe fn launch<C: Core, A: Activation>(
         }
     }
 
+    for Active { first, count, .. } in active {
+        let to = buffers.packed_hidden.offset(*first as usize * inner_stride);
+        // SAFETY: the rows were written above; the buffer has room for every pair.
+        unsafe { product::pack::<C>(pool, hidden_rows(*first, *count), inner, to) };
+    }
+
     let chunk = product::chunk_rows::<C>(hidden, mean, pool.slots());
     let chunks = hidden.div_ceil(chunk);
     pool.run(active.len() * chunks, |slot, index| {
@@ -256,12 +284,7 @@ pub unsafe fn launch<C: Core, A: Activation>(
         let task = Product::<C, _, _> {
             weights,
             rows: first_row..(first_row + chunk).min(hidden),
-            tokens: Tokens {
-                data: buffers.hidden.offset(first as usize * inner_stride),
-                stride: inner_stride,
-                index: Ptr::new(0),
-                count: count as usize,
-            },
+            tokens: if C::TILES { hidden_packed(first, count) } else { hidden_rows(first, count) },
             scratch: buffers.scratch.of(slot),
             epilogue: Scatter::<A> {
                 out: Ptr::new(args.out),

@@ -30,6 +30,7 @@ impl Epilogue for Logits {
 
 struct Buffers<C: Core> {
     x: Ptr<C::Elem>,
+    packed: Ptr<C::Elem>,
     wide: Ptr<f32>,
     scratch: product::Scratch<C>,
     logits: Ptr<f32>,
@@ -39,8 +40,9 @@ fn place<C: Core>(desc: &RouteDesc, tokens: usize, slots: usize, arena: &mut Are
     let k = desc.hidden as usize;
     Buffers {
         x: arena.take(tokens * padded::<C>(k)),
+        packed: arena.take(product::packed::<C>(k, tokens)),
         wide: arena.take(slots * k),
-        scratch: product::Scratch::place(slots, arena),
+        scratch: product::Scratch::place(k, slots, arena),
         logits: arena.take(tokens * desc.experts as usize),
     }
 }
@@ -96,6 +98,8 @@ pub unsafe fn launch<C: Core, A: Activation>(
         prepare_rows::<C, A>(pool, x, (Ptr::new(0), 0.0), C::DENSE_ORDER, k, tokens, buffers.wide, buffers.x);
     }
     let x = Tokens { data: buffers.x, stride: padded::<C>(k), index: Ptr::new(0), count: tokens };
+    // SAFETY: the rows were prepared above; the buffer has room.
+    let x = unsafe { product::pack::<C>(pool, x, k, buffers.packed) };
     let chunk = product::chunk_rows::<C>(experts, tokens, pool.slots());
     pool.run(experts.div_ceil(chunk), |slot, index| {
         let task = Product::<C, _, _> {

@@ -5,13 +5,15 @@
 
 mod blocked;
 mod stream;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod weights;
 
-pub use blocked::Scratch;
 pub use weights::{Bf16Rows, Mxfp4Rows, Weights};
 
 use crate::isa::{Core, Order, Task};
-use crate::memory::Ptr;
+use crate::memory::{Arena, Ptr};
+use crate::pool::Pool;
 use std::ops::Range;
 
 /// Most rows of one chunk.
@@ -64,8 +66,73 @@ impl<E> Tokens<E> {
 
 /// Rows per chunk for a product of `rows` rows with `tokens` tokens on `workers` workers. A multiple of four.
 pub fn chunk_rows<C: Core>(rows: usize, tokens: usize, workers: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if C::TILES {
+        return tiles::CHUNK;
+    }
     let most = if tokens <= direct::<C>() { STREAM_ROWS } else { CHUNK_ROWS };
     rows.div_ceil(workers * 8).next_multiple_of(4).clamp(4, most)
+}
+
+/// One worker's memory, for whichever way products go.
+pub struct Scratch<C: Core> {
+    blocked: blocked::Scratch<C>,
+    #[cfg(target_arch = "x86_64")]
+    tiles: tiles::Scratch,
+}
+
+impl<C: Core> Clone for Scratch<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<C: Core> Copy for Scratch<C> {}
+
+impl<C: Core> Scratch<C> {
+    /// Memory of `slots` workers for products of up to `k` columns; [`Scratch::of`] picks one.
+    pub fn place(k: usize, slots: usize, arena: &mut Arena) -> Self {
+        let (on_operands, on_tiles) = if C::TILES { (0, slots) } else { (slots, 0) };
+        let _ = (k, on_tiles);
+        Self {
+            blocked: blocked::Scratch::place(on_operands, arena),
+            #[cfg(target_arch = "x86_64")]
+            tiles: tiles::Scratch::place(k, on_tiles, arena),
+        }
+    }
+
+    /// The memory of one worker.
+    pub fn of(self, slot: usize) -> Self {
+        Self {
+            blocked: self.blocked.of(slot),
+            #[cfg(target_arch = "x86_64")]
+            tiles: self.tiles.of(slot),
+        }
+    }
+}
+
+/// Elements that packing `tokens` prepared rows takes.
+pub fn packed<C: Core>(k: usize, tokens: usize) -> usize {
+    if C::TILES { tokens * padded::<C>(k) } else { 0 }
+}
+
+/// Brings prepared rows into the form that products read: as they are, or packed into `to`.
+///
+/// # Safety
+/// The tokens' rows are valid; `to` has room for [`packed`] elements.
+pub unsafe fn pack<C: Core>(
+    pool: &Pool,
+    tokens: Tokens<C::Elem>,
+    k: usize,
+    to: Ptr<C::Elem>,
+) -> Tokens<C::Elem> {
+    #[cfg(target_arch = "x86_64")]
+    if C::TILES {
+        // SAFETY: handed on.
+        unsafe { tiles::pack::<C>(pool, tokens, k, to) };
+        return Tokens { data: to, index: Ptr::new(0), ..tokens };
+    }
+    let _ = (pool, k, to);
+    tokens
 }
 
 /// Where results go.
@@ -100,10 +167,14 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Product<C, W, E> {
         let Self { weights, rows, tokens, scratch, epilogue } = self;
         // SAFETY: by the caller.
         unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if C::TILES {
+                return tiles::run::<C, W, E>(weights, rows, tokens, scratch.tiles, epilogue);
+            }
             if tokens.count <= direct::<C>() {
                 stream::run::<C, W, E>(weights, rows, tokens, epilogue);
             } else {
-                blocked::run::<C, W, E>(weights, rows, tokens, scratch, epilogue);
+                blocked::run::<C, W, E>(weights, rows, tokens, scratch.blocked, epilogue);
             }
         }
     }

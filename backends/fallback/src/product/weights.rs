@@ -9,10 +9,14 @@ pub trait Weights<C: Core>: Copy {
     type Row: Copy;
     /// Groups that share a cache line.
     const PER_LINE: usize;
+    /// Whether rows are bfloat16 in natural order as they lie.
+    const PLAIN: bool;
     /// `k`.
     fn columns(self) -> usize;
     /// A row; it need not exist.
     fn row(self, row: usize) -> Self::Row;
+    /// Address of a row.
+    fn address(row: Self::Row) -> *const u8;
     /// A full group of a row.
     ///
     /// # Safety
@@ -49,6 +53,7 @@ const fn per_line(group_bytes: usize) -> usize {
 impl<C: Core> Weights<C> for Bf16Rows {
     type Row = *const u16;
     const PER_LINE: usize = per_line(2 * C::GROUP);
+    const PLAIN: bool = true;
 
     #[inline(always)]
     fn columns(self) -> usize {
@@ -58,6 +63,11 @@ impl<C: Core> Weights<C> for Bf16Rows {
     #[inline(always)]
     fn row(self, row: usize) -> *const u16 {
         self.data.at(row * self.k)
+    }
+
+    #[inline(always)]
+    fn address(row: *const u16) -> *const u8 {
+        row.cast()
     }
 
     #[inline(always)]
@@ -102,6 +112,7 @@ impl<C: Core> Weights<C> for Mxfp4Rows {
     /// Codes and scales.
     type Row = (*const u8, *const u8);
     const PER_LINE: usize = per_line(C::GROUP / 2);
+    const PLAIN: bool = false;
 
     #[inline(always)]
     fn columns(self) -> usize {
@@ -111,6 +122,11 @@ impl<C: Core> Weights<C> for Mxfp4Rows {
     #[inline(always)]
     fn row(self, row: usize) -> Self::Row {
         (self.codes.at(row * self.k / 2), self.scales.at(row * self.k / 32))
+    }
+
+    #[inline(always)]
+    fn address((codes, _): Self::Row) -> *const u8 {
+        codes
     }
 
     #[inline(always)]
