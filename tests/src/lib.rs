@@ -1,1 +1,7 @@
-//! End-to-end, golden, fault and compatibility tests.
+//! End-to-end, golden, fault and compatibility tests, and what they share: a server of the real binary, and a client.
+//!
+//! Nothing here waits for a fixed time: [`server::eventually`] polls a condition and fails with what it last saw.
+
+pub mod client;
+pub mod server;
+pub mod text;
