@@ -274,18 +274,35 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
     if (arrived != splits - 1) return;
     __threadfence();
     if (threadIdx.x == 0) counters[row] = 0;
-    block_max = -INFINITY;
-    for (int s = 0; s < splits; ++s) block_max = fmaxf(block_max, __ldcg(partials + s * kPartial + kHeads * kDim + 2 * h));
-    block_sum = 0.f;
+    // Lane i looks after splits i and i + 32; a warp's lanes share one head.
+    float2 ms[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int s = lane + 32 * i;
+      ms[i] = s < splits ? __ldcg(reinterpret_cast<const float2*>(partials + s * kPartial + kHeads * kDim + 2 * h)) : make_float2(-INFINITY, 0.f);
+    }
+    block_max = fmaxf(ms[0].x, ms[1].x);
+#pragma unroll
+    for (int i = 16; i; i /= 2) block_max = fmaxf(block_max, __shfl_xor_sync(~0u, block_max, i));
+    const float base = block_max == -INFINITY ? 0.f : block_max;
+    float f[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) f[i] = exp2f(ms[i].x - base);
+    block_sum = fmaf(ms[0].y, f[0], ms[1].y * f[1]);
+#pragma unroll
+    for (int i = 16; i; i /= 2) block_sum += __shfl_xor_sync(~0u, block_sum, i);
     y = make_float2(0.f, 0.f);
-#pragma unroll 4
-    for (int s = 0; s < splits; ++s) {
-      const float2 ms = __ldcg(reinterpret_cast<const float2*>(partials + s * kPartial + kHeads * kDim + 2 * h));
-      const float2 part = __ldcg(reinterpret_cast<const float2*>(partials + s * kPartial + h * kDim + d));
-      const float f = ms.x == -INFINITY ? 0.f : exp2f(ms.x - block_max);
-      block_sum = fmaf(ms.y, f, block_sum);
-      y.x = fmaf(part.x, f, y.x);
-      y.y = fmaf(part.y, f, y.y);
+    for (int s0 = 0; s0 < splits; s0 += 8) {
+      float2 part[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        part[i] = s0 + i < splits ? __ldcg(reinterpret_cast<const float2*>(partials + (s0 + i) * kPartial + h * kDim + d)) : make_float2(0.f, 0.f);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float factor = __shfl_sync(~0u, s0 + i < 32 ? f[0] : f[1], (s0 + i) & 31);
+        y.x = fmaf(part[i].x, factor, y.x);
+        y.y = fmaf(part[i].y, factor, y.y);
+      }
     }
   }
   // The sink joins the denominator once.
@@ -358,8 +375,10 @@ extern "C" int gossamer_decode_attention(const GossamerDecodeAttentionArgs* p, c
     return GOSSAMER_BAD_SHAPE;
   if (!multiprocessors()) return GOSSAMER_NOT_PREPARED;
   int splits = p->splits;
-  if (!splits) {  // two blocks a multiprocessor, twice over for even ends
-    splits = (4 * multiprocessors()) / (p->tokens * p->kv_heads);
+  if (!splits) {  // few rows: all blocks in one wave, two a multiprocessor; many rows: two waves even out
+    const int rows = p->tokens * p->kv_heads;
+    splits = (rows <= multiprocessors() / 2 ? 2 : 4) * multiprocessors() / rows;
+    splits = splits < 1 ? 1 : splits;
     splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
     const int useful = p->window > 0 ? (p->window / kTile + 1 + 2 * kWarps - 1) / (2 * kWarps) : kMaxSplits;
     if (splits > useful) splits = useful;

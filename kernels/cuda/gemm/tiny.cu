@@ -189,13 +189,14 @@ using Kernel = void (*)(GossamerTinyGemmArgs);
 struct Variant {
   Kernel kernel;
   int cluster, steps, tokens, bytes;
+  int clusters;  // resident at once; a GPC's odd multiprocessors may leave fewer than blocks / cluster size
 };
 template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
 Variant variant() {
-  return {tiny_kernel<kCluster, kSteps, kTiles, kBatch, kAhead>, kCluster, kSteps, 8 * kTiles, Plan<kCluster, kSteps, kTiles, kBatch, kAhead>::kBytes};
+  return {tiny_kernel<kCluster, kSteps, kTiles, kBatch, kAhead>, kCluster, kSteps, 8 * kTiles, Plan<kCluster, kSteps, kTiles, kBatch, kAhead>::kBytes, 0};
 }
 // The first that holds the tokens and the steps is taken.
-const Variant kVariants[] = {
+Variant variants[] = {
     variant<2, 3, 1, 6, 3>(), variant<2, 4, 1, 4, 2>(), variant<2, 3, 2, 4, 2>(), variant<2, 4, 2, 4, 2>(),
     variant<2, 3, 4, 2, 1>(), variant<2, 4, 4, 1, 1>(), variant<4, 2, 8, 1, 1>(),
 };
@@ -204,8 +205,21 @@ bool prepared = false;
 }  // namespace
 
 bool prepare_tiny() {
-  for (const Variant& v : kVariants)
+  for (Variant& v : variants) {
     if (!allow_shared(v.kernel, v.bytes)) return false;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(multiprocessors() / v.cluster * v.cluster);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = v.bytes;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = v.cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&v.clusters, v.kernel, &config) != cudaSuccess || v.clusters < 1) return false;
+    if (v.clusters > multiprocessors() / v.cluster) v.clusters = multiprocessors() / v.cluster;
+  }
   return prepared = true;
 }
 
@@ -216,11 +230,27 @@ extern "C" int gossamer_tiny_gemm(const GossamerTinyGemmArgs* p, cudaStream_t st
   using namespace gossamer::gemm;
   if (p->tokens < 1 || p->tokens > 64 || p->rows < 16 || p->rows % 16 || p->k < 32 || p->k % 32 || p->k > 4096) return GOSSAMER_BAD_SHAPE;
   if (!prepared) return GOSSAMER_NOT_PREPARED;
-  for (const Variant& v : kVariants) {
+  if (p->tactic < -1 || p->tactic >= GOSSAMER_GEMM_TACTICS) return GOSSAMER_BAD_TACTIC;
+  const int tactic = p->tactic < 0 ? p->tokens > 32 && p->k <= 2880 : p->tactic;  // as measured
+  if (tactic == 1 && p->tokens > 32) {
+    GossamerTinyGemmArgs part = *p;
+    part.tactic = 0;
+    for (int from = 0; from < p->tokens; from += 32) {
+      part.tokens = p->tokens - from < 32 ? p->tokens - from : 32;
+      part.x = static_cast<const __nv_bfloat16*>(p->x) + static_cast<size_t>(from) * p->k;
+      const size_t at = static_cast<size_t>(from) * p->rows;
+      if (p->residual) part.residual = static_cast<const __nv_bfloat16*>(p->residual) + at;
+      part.out = p->float_out ? static_cast<void*>(static_cast<float*>(p->out) + at) : static_cast<__nv_bfloat16*>(p->out) + at;
+      const int status = gossamer_tiny_gemm(&part, stream);
+      if (status != GOSSAMER_OK) return status;
+    }
+    return GOSSAMER_OK;
+  }
+  for (const Variant& v : variants) {
     const int slices = v.cluster * kWarps, steps = (p->k / 32 + slices - 1) / slices;
     if (v.tokens < p->tokens || v.steps < steps) continue;
-    const int clusters = multiprocessors() / v.cluster, strips = p->rows / 16;
-    return launch_cluster(v.kernel, dim3((clusters < strips ? clusters : strips) * v.cluster), dim3(kThreads), v.cluster, v.bytes, stream, true, *p);
+    const int strips = p->rows / 16;
+    return launch_cluster(v.kernel, dim3((v.clusters < strips ? v.clusters : strips) * v.cluster), dim3(kThreads), v.cluster, v.bytes, stream, true, *p);
   }
   return GOSSAMER_BAD_SHAPE;
 }

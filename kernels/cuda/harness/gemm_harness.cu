@@ -38,7 +38,7 @@ void check(int rows, int k, int tokens, bool norm, bool residual, bool float_out
   oracle<<<(tokens * rows + 127) / 128, 128>>>(x.p, norm ? n.p : nullptr, w.p, bias.p, residual ? res.p : nullptr, y.p, tokens, rows, k, 1e-5);
   CHECK(cudaGetLastError());
   Device<float> out(static_cast<size_t>(tokens) * rows);
-  GossamerTinyGemmArgs a = {x.p, norm ? n.p : nullptr, w.p, bias.p, residual ? res.p : nullptr, out.p, 1e-5f, tokens, rows, k, float_out};
+  GossamerTinyGemmArgs a = {x.p, norm ? n.p : nullptr, w.p, bias.p, residual ? res.p : nullptr, out.p, 1e-5f, tokens, rows, k, float_out, tokens > 32 ? static_cast<int>(seed / 10 % 2) : -1};
   auto run = [&] {
     out.poison();
     REQUIRE_OK(gossamer_tiny_gemm(&a, 0));
@@ -69,13 +69,15 @@ void time_one(const char* what, int rows, int k, int copies, bool norm, bool res
   fill_bf16(x.p, x.n, 2.f, 4);
   fill_bf16(res.p, res.n, 2.f, 5);
   for (int tokens : {1, 2, 4, 8, 16, 32, 64}) {
+    for (int tactic = 0; tactic < (tokens > 32 ? GOSSAMER_GEMM_TACTICS : 1); ++tactic) {
     const double us = graph_time([&](cudaStream_t st) {
       for (int i = 0; i < copies; ++i) {
-        GossamerTinyGemmArgs a = {x.p, norm ? n.p : nullptr, w[i], bias.p, residual ? res.p : nullptr, out.p, 1e-5f, tokens, rows, k, float_out};
+        GossamerTinyGemmArgs a = {x.p, norm ? n.p : nullptr, w[i], bias.p, residual ? res.p : nullptr, out.p, 1e-5f, tokens, rows, k, float_out, tactic};
         REQUIRE_OK(gossamer_tiny_gemm(&a, st));
       }
     });
-    record("gemm", what, tokens, 0, us / copies, static_cast<double>(rows) * k * 2);
+    record("gemm", what, tokens, tactic, us / copies, static_cast<double>(rows) * k * 2);
+    }
   }
   for (auto p : w) cudaFree(p);
 }

@@ -445,6 +445,12 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
   }
   ptx::barrier_init_fence();
   for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
+  // One token on a rank with all experts has four groups, whatever they are: the shares need not wait for the routing.
+  const bool shares_known = p.tokens == 1 && p.experts_local == p.experts && p.logits;
+  if (shares_known) {
+    if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kTopK, 2 * p.intermediate, p.hidden_size);
+    if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kTopK, p.hidden_size, p.intermediate);
+  }
   __syncthreads();
   ptx::dependency_wait();
   ptx::launch_dependents();
@@ -460,9 +466,11 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
                   threadIdx.x - 32 * kConsumers);
   }
   route_groups(c.table, p);  // begins and ends with a block barrier
-  if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
-  if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
-  __syncthreads();
+  if (!shares_known) {
+    if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
+    if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
+    __syncthreads();
+  }
   if (warp == 0) TRACE(2);
   if (blockIdx.x == 0 && threadIdx.x < p.tokens) reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = c.table.ids[threadIdx.x];
 
@@ -553,7 +561,7 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   if (!prepared) return GOSSAMER_NOT_PREPARED;
   const int capacity = p->tokens == 1 ? 2 : p->tokens < kGroupTokens ? p->tokens : kGroupTokens;
   const int tiles = mxfp4::tiles_of(p->hidden_size > p->intermediate ? p->hidden_size : p->intermediate);
-  const Tactic& t = kTactics[p->tactic < 0 ? 0 : p->tactic];
+  const Tactic& t = kTactics[p->tactic < 0 ? (p->tokens <= 32 ? 2 : 0) : p->tactic];
   const int bytes = t.bytes(capacity, tiles);
   if (bytes > kMaxSharedBytes) return GOSSAMER_BAD_TACTIC;
   int status = launch(t.kernel, dim3(multiprocessors()), dim3(t.threads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity);

@@ -42,20 +42,12 @@ __host__ __device__ constexpr uint32_t pick(uint32_t half, int reg) {
 constexpr uint32_t kSign = 0x80008000u;
 constexpr uint32_t kMagnitude = 0x01C001C0u;
 
-// word >> 3 as the high half of a product: the multiplier pipe has room where the logic pipe is full.
-__device__ __forceinline__ uint32_t shift_right_3(uint32_t word) {
-  [[maybe_unused]] uint32_t low;
-  uint32_t high;
-  asm("{\n .reg .b64 t;\n mul.wide.u32 t, %2, 0x20000000;\n mov.b64 {%0, %1}, t;\n}" : "=r"(low), "=r"(high) : "r"(word));
-  return high;
-}
-
 // One word of codes -> the four A-fragment registers as bf16 pairs, each `value * 2^-126` (exact, maybe subnormal).
 __device__ __forceinline__ void codes_to_bf16(uint32_t word, uint32_t (&a)[4]) {
   a[0] = word & (kSign | kMagnitude);
   a[1] = (word << 3) & (kSign | kMagnitude);
   a[2] = ((word << 1) & kSign) | ((word << 6) & kMagnitude);
-  a[3] = ((word << 2) & kSign) | (shift_right_3(word) & kMagnitude);
+  a[3] = ((word << 2) & kSign) | ((word >> 3) & kMagnitude);
 }
 
 // Bits of bf16 pair `2^(s - 1)` that turns `value * 2^-126` into `value * 2^(s - 127)`; byte `i` of a word of four scales.

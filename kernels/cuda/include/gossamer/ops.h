@@ -3,6 +3,10 @@
 // Contract of every launcher: pointers are device addresses (unless said otherwise) owned by the caller; the launch goes to
 // `stream`, allocates nothing, never synchronises, and may be captured in a graph. It returns GOSSAMER_OK or what is wrong;
 // on an error nothing was launched. `gossamer_prepare` must have run once per device before any capture.
+//
+// Programmatic dependent launch: a kernel may start while its predecessors in the stream still run, several deep. Before it
+// waits for them it reads only weights and what is marked "step input": such data must be complete before the first kernel
+// of the chain starts (a copy, or a kernel launched without the programmatic attribute, in front of it).
 // bf16 tensors are `void*` here so that the header reads in plain C.
 #pragma once
 #include <cuda_runtime_api.h>
@@ -94,7 +98,7 @@ typedef struct {
   float swiglu_limit, swiglu_alpha;  // 7 and 1.702
   int tactic;                        // 0..GOSSAMER_MOE_TACTICS-1; -1: the launcher's own choice
 } GossamerMoeArgs;
-#define GOSSAMER_MOE_TACTICS 4
+#define GOSSAMER_MOE_TACTICS 4  // consumer warps, stages of their rings: 12, 3; 12, 4; 16, 2; 16, 3 (the latter may not fit: GOSSAMER_BAD_TACTIC)
 #define GOSSAMER_MOE_MAX_TOKENS 64
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
 int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);
@@ -112,7 +116,9 @@ typedef struct {
   float epsilon;
   int tokens, rows, k;      // rows a multiple of 16, k a multiple of 32, at most 4096
   int float_out;
+  int tactic;               // 0..GOSSAMER_GEMM_TACTICS-1; -1: the launcher's own choice
 } GossamerTinyGemmArgs;
+#define GOSSAMER_GEMM_TACTICS 2  // 0: all tokens at once; 1: halves of up to 32 tokens one after the other
 int gossamer_tiny_gemm(const GossamerTinyGemmArgs* args, cudaStream_t stream);
 
 // ---- decode attention, one query token a sequence -------------------------------------------------------------------------
@@ -120,10 +126,10 @@ int gossamer_tiny_gemm(const GossamerTinyGemmArgs* args, cudaStream_t stream);
 // Rotates q and k (halves 0..31 and 32..63 of a head are the pairs) and writes k and v into the paged cache.
 typedef struct {
   void* qkv;               // bf16 [tokens, (8 * kv_heads + 2 * kv_heads) * 64]: q heads, k heads, v heads; q is rotated in place
-  const int* positions;    // [tokens]
+  const int* positions;    // [tokens], step input
   const float* inv_freq;   // [32], YaRN already in it
   void* kv;                // layout kv-paged-v1 of this layer, bf16 or E4M3
-  const int* block_tables; // [tokens, max_blocks]
+  const int* block_tables; // [tokens, max_blocks], step input
   const float* kv_scales;  // [2, kv_heads], E4M3 only: value = code * scale
   float attention_scaling; // YaRN's factor on cos and sin
   int tokens, kv_heads, max_blocks, fp8;
@@ -134,8 +140,8 @@ int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t stream);
 typedef struct {
   const void* q;            // bf16, query head j of token i at (i * q_stride + j * 64); rotated
   const void* kv;           // layout kv-paged-v1 of this layer, bf16 or E4M3
-  const int* block_tables;  // [tokens, max_blocks]
-  const int* lengths;       // [tokens]: keys to see, the token's own included; 0: the row is skipped, its output zero
+  const int* block_tables;  // [tokens, max_blocks], step input
+  const int* lengths;       // [tokens], step input: keys to see, the token's own included; 0: the row is skipped, its output zero
   const void* sinks;        // bf16 [8 * kv_heads]; null: none
   const float* kv_scales;   // [2, kv_heads], E4M3 only
   void* out;                // bf16 [tokens, 8 * kv_heads * 64]
