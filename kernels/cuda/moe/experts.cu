@@ -227,6 +227,10 @@ __device__ __forceinline__ void fill_column(const __nv_bfloat16* token, uint8_t*
   }
 }
 
+// One or two tokens: every consumer publishes its strips itself, which saves the way over the fillers; the fence it costs
+// would be too much for many strips.
+__device__ __forceinline__ bool publish_by_strip(const GossamerMoeArgs& p, bool early) { return early && p.tokens <= 2; }
+
 // Whether gate_up has one phase that holds every token of the step (column = token).
 __device__ __forceinline__ bool all_tokens_fit(const GossamerMoeArgs& p) { return p.tokens <= kGroupTokens; }
 
@@ -238,7 +242,7 @@ __device__ __forceinline__ void wait_asleep(uint64_t* bar, uint32_t parity, int 
 }
 
 // Token columns, phase by phase: a phase is as many whole groups as fit one buffer.
-__device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, int thread, int* ready, const __nv_bfloat16* activations) {
+__device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, bool early, int thread, int* ready, const __nv_bfloat16* activations) {
   // Invariant: consumers and fillers count the same phases; a matrix of which this block does nothing has none.
   const RouteTable& table = c.table;
   const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
@@ -260,9 +264,11 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
     const int k = matrix ? p.intermediate : p.hidden_size;
     if (matrix) {
       gate_up_phases = phase;
+      // Also where consumers publish: none may start on down, and on its rows, while another still sums a gate_up row.
       while (published < gate_up_phases) {
-        wait_asleep(&c.columns_empty[published & 1], (published >> 1) & 1, thread, 100);
-        publish();
+        wait_asleep(&c.columns_empty[published & 1], (published >> 1) & 1, thread, publish_by_strip(p, early) ? 20 : 100);
+        if (publish_by_strip(p, early)) ++published;
+        else publish();
       }
       if (thread == 0) TRACE(6);
     }
@@ -307,7 +313,7 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
 }
 
 template <int kStages>
-__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages>& copies, const uint8_t* columns, int capacity, __nv_bfloat16* activations, float* sums) {
+__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages>& copies, const uint8_t* columns, int capacity, bool early, int* ready, __nv_bfloat16* activations, float* sums) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const RouteTable& table = c.table;
   const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
@@ -416,6 +422,10 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
             __stcg(to + 8, weight * y1);
           }
         }
+        if (!down && publish_by_strip(p, early)) {
+          __syncwarp();
+          if (lane == 0) ptx::release_add(ready + group, 1);
+        }
       }
       pair += s.rows;
       strip += s.rows;
@@ -427,7 +437,7 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
 }
 
 template <int kConsumers, int kStages>
-__global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
+__global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity, bool early) {
   if (threadIdx.x < 32) TRACE(0);
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* const ring = shared;
@@ -444,28 +454,36 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
     ptx::barrier_init(&c.columns_empty[threadIdx.x - kConsumers * kStages], kConsumers);
   }
   ptx::barrier_init_fence();
-  for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
   // One token on a rank with all experts has four groups, whatever they are: the shares need not wait for the routing.
   const bool shares_known = p.tokens == 1 && p.experts_local == p.experts && p.logits;
   if (shares_known) {
     if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kTopK, 2 * p.intermediate, p.hidden_size);
     if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kTopK, p.hidden_size, p.intermediate);
   }
-  __syncthreads();
-  ptx::dependency_wait();
-  ptx::launch_dependents();
-  if (warp == 0) TRACE(1);
-  if (!all_tokens_fit(p)) {
-    route_tokens(c.table, p, warp, blockDim.x / 32);
-  } else if (warp < kConsumers) {
-    route_tokens(c.table, p, warp, kConsumers);
-  } else {
-    const int tiles = mxfp4::tiles_of(p.hidden_size);
-    for (int token = 0; token < p.tokens; ++token)
-      fill_column(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(token) * p.hidden_size, columns + token * column_bytes(tiles), p.hidden_size, tiles,
-                  threadIdx.x - 32 * kConsumers);
+  // Few tokens, early: routing runs once before the wait, on whatever the buffers hold, to bring its code into the instruction
+  // caches while there is nothing else to do; the second pass overwrites all of it. Any bits in the buffers are harmless:
+  // route_tokens yields valid experts for any logits and drops ids out of range.
+#pragma unroll 1
+  for (int pass = early && all_tokens_fit(p) ? 0 : 1; pass < 2; ++pass) {
+    if (pass) {
+      ptx::dependency_wait();
+      ptx::launch_dependents();
+      if (warp == 0) TRACE(1);
+    }
+    for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
+    if (p.tokens > 1) __syncthreads();
+    if (!all_tokens_fit(p)) {
+      route_tokens(c.table, p, warp, blockDim.x / 32);
+    } else if (warp < kConsumers) {
+      route_tokens(c.table, p, warp, kConsumers);
+    } else {
+      const int tiles = mxfp4::tiles_of(p.hidden_size);
+      for (int token = 0; token < p.tokens; ++token)
+        fill_column(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(token) * p.hidden_size, columns + token * column_bytes(tiles), p.hidden_size, tiles,
+                    threadIdx.x - 32 * kConsumers);
+    }
+    route_groups(c.table, p);  // begins and ends with a block barrier
   }
-  route_groups(c.table, p);  // begins and ends with a block barrier
   if (!shares_known) {
     if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
     if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
@@ -476,7 +494,7 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
 
   __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
   if (warp >= kConsumers) {
-    fill(p, c, columns, capacity, threadIdx.x - 32 * kConsumers, reinterpret_cast<int*>(workspace + ws.ready), activations);
+    fill(p, c, columns, capacity, early, threadIdx.x - 32 * kConsumers, reinterpret_cast<int*>(workspace + ws.ready), activations);
     return;
   }
   Copies<kStages> copies = {};
@@ -487,7 +505,7 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
   copies.seek(p, c, warp);
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) copies.next(p, c, warp, (threadIdx.x & 31) == 0);
-  consume<kStages>(p, c, copies, columns, capacity, activations, reinterpret_cast<float*>(workspace + ws.partials));
+  consume<kStages>(p, c, copies, columns, capacity, early, reinterpret_cast<int*>(workspace + ws.ready), activations, reinterpret_cast<float*>(workspace + ws.partials));
 }
 
 // out = residual + sum of the four weighted expert outputs, in slot order; four columns a thread.
@@ -518,17 +536,18 @@ __global__ void __launch_bounds__(256) finalize_kernel(const __grid_constant__ G
   *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.output) + at) = o;
 }
 
-using Kernel = void (*)(GossamerMoeArgs, int);
+using Kernel = void (*)(GossamerMoeArgs, int, bool);
 struct Tactic {
   Kernel kernel;
   int (*bytes)(int, int);
   int threads;
+  bool early;
 };
 template <int kConsumers, int kStages>
-Tactic tactic() {
-  return {experts_kernel<kConsumers, kStages>, shared_bytes<kConsumers, kStages>, 32 * kConsumers + kFillerThreads};
+Tactic tactic(bool early) {
+  return {experts_kernel<kConsumers, kStages>, shared_bytes<kConsumers, kStages>, 32 * kConsumers + kFillerThreads, early};
 }
-const Tactic kTactics[] = {tactic<12, 3>(), tactic<12, 4>(), tactic<16, 2>(), tactic<16, 3>()};  // consumers, stages of a ring
+const Tactic kTactics[] = {tactic<12, 3>(false), tactic<12, 4>(false), tactic<16, 2>(false), tactic<16, 3>(false), tactic<12, 3>(true), tactic<16, 2>(true)};
 static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == GOSSAMER_MOE_TACTICS);
 
 bool prepared = false;
@@ -564,7 +583,7 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   const Tactic& t = kTactics[p->tactic < 0 ? (p->tokens <= 32 ? 2 : 0) : p->tactic];
   const int bytes = t.bytes(capacity, tiles);
   if (bytes > kMaxSharedBytes) return GOSSAMER_BAD_TACTIC;
-  int status = launch(t.kernel, dim3(multiprocessors()), dim3(t.threads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity);
+  int status = launch(t.kernel, dim3(multiprocessors()), dim3(t.threads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity, t.early);
   if (status == GOSSAMER_OK) status = launch(finalize_kernel, dim3((p->hidden_size + 1023) / 1024, p->tokens), dim3(256), 0, stream, true, *p);
   return status;
 }

@@ -98,7 +98,10 @@ typedef struct {
   float swiglu_limit, swiglu_alpha;  // 7 and 1.702
   int tactic;                        // 0..GOSSAMER_MOE_TACTICS-1; -1: the launcher's own choice
 } GossamerMoeArgs;
-#define GOSSAMER_MOE_TACTICS 4  // consumer warps, stages of their rings: 12, 3; 12, 4; 16, 2; 16, 3 (the latter may not fit: GOSSAMER_BAD_TACTIC)
+// Tactics: consumer warps and stages of their rings: 0: 12, 3; 1: 12, 4; 2: 16, 2; 3: 16, 3; those that do not fit in shared
+// memory for the token count give GOSSAMER_BAD_TACTIC. 4 and 5 are 0 and 2 with routing code warmed before the wait and, up
+// to two tokens, activations published strip by strip; they have not run on a device yet and are never chosen by -1.
+#define GOSSAMER_MOE_TACTICS 6
 #define GOSSAMER_MOE_MAX_TOKENS 64
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
 int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);
