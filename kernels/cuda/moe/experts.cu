@@ -21,16 +21,11 @@
 #include "gossamer/launch.cuh"
 #include "gossamer/mxfp4.cuh"
 #include "gossamer/ptx/sm90.cuh"
-#include "route.cuh"
+#include "plan.cuh"
 
 namespace gossamer::moe {
 namespace {
 
-constexpr int kMaxConsumers = 16;
-constexpr int kFillerThreads = 128;
-constexpr int kMaxTiles = 45;
-constexpr int kChunk = 5;  // tiles of one bulk copy: 45 = 9 * 5
-constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
 constexpr int kRowBarrier = 1, kFillerBarrier = 15;  // named barriers: 0 the block, 1..8 split rows, 15 fillers
 constexpr int kMinSharedBytes = 116 * 1024;  // more than half of a multiprocessor's: never two blocks on one
 constexpr float kUnscale = 0x1p26f;  // 2^126 of the codes over 2^100 of the tokens
@@ -41,82 +36,6 @@ __device__ long long trace[264][16];
 #else
 #define TRACE(i)
 #endif
-
-struct Workspace {  // offsets in bytes
-  size_t ready, valid, activations, partials, total;
-};
-__host__ __device__ inline Workspace workspace_of(int tokens, int hidden, int intermediate) {
-  Workspace w;
-  w.ready = 0;  // per group: gate_up strips done; zero between launches
-  w.valid = 1024;
-  w.activations = w.valid + kMaxTokens * kTopK;
-  w.partials = w.activations + (static_cast<size_t>(tokens) * kTopK * intermediate * 2 + 255) / 256 * 256;
-  w.total = w.partials + static_cast<size_t>(tokens) * kTopK * hidden * 4;
-  return w;
-}
-static_assert(kMaxGroups * sizeof(int) <= 1024);
-
-// Bytes of one token column: 128 a tile, and 64 more so that neighbouring tokens fall on different banks.
-__host__ __device__ constexpr int column_bytes(int tiles) { return tiles * 128 + 64; }
-
-// The part of one matrix that this block does.
-struct Share {
-  int strips, tiles, chunks, begin, end, split, rows;
-  int begin_group, begin_strip;
-};
-// The place of one consumer in a matrix: its row, its part of K and that part's chunks.
-struct Place {
-  int8_t row, part, chunk_begin, chunk_end;
-};
-
-// Everything in shared memory but the ring and the token columns.
-struct Control {
-  RouteTable table;
-  float4 partials[2][kMaxConsumers][32];
-  uint64_t full[kMaxConsumers][4];  // rings
-  uint64_t columns_full[2], columns_empty[2];
-  Share share[2];
-  Place place[2][kMaxConsumers];
-  int phase_end[2];
-  uint8_t column_of_group[2][kMaxGroups + 16];  // by matrix: first token column of a group inside its buffer
-};
-constexpr int kControlBytes = (sizeof(Control) + 127) / 128 * 128;
-
-template <int kConsumers, int kStages>
-int shared_bytes(int capacity, int tiles) {
-  static_assert(kStages <= 4 && kConsumers <= kMaxConsumers);
-  return kConsumers * kStages * kStageBytes + kControlBytes + 2 * capacity * column_bytes(tiles);
-}
-
-// By one warp: a lane weighs one split, then finds the place of one consumer.
-__device__ __forceinline__ void share_of(Share& s, Place* place, int consumers, int groups, int rows_out, int k) {
-  const unsigned lane = threadIdx.x & 31;
-  const unsigned strips = rows_out / 16, tiles = mxfp4::tiles_of(k), chunks = (tiles + kChunk - 1) / kChunk;
-  const unsigned total = groups * strips, blocks = gridDim.x;  // below 2^31 / blocks
-  const unsigned most = (total + blocks - 1) / blocks;
-  // Every block has the same split: the fewest chunk times for the largest share, a strip costing 0.7 chunks besides.
-  const unsigned split = lane + 1, rows = consumers / split;
-  unsigned cost = ~0u;
-  if (split <= 8 && rows * split == static_cast<unsigned>(consumers)) cost = ((most + rows - 1) / rows) * (10 * ((chunks + split - 1) / split) + 7) * 32 + lane;
-  const unsigned best = __reduce_min_sync(~0u, cost);
-  const unsigned chosen = best % 32 + 1, chosen_rows = consumers / chosen;
-  if (lane < static_cast<unsigned>(consumers)) {
-    const unsigned row = lane / chosen, part = lane - row * chosen;
-    const unsigned first = chunks * part / chosen, last = chunks * (part + 1) / chosen;
-    place[lane] = {static_cast<int8_t>(row), static_cast<int8_t>(part), static_cast<int8_t>(first), static_cast<int8_t>(last)};
-  }
-  if (lane == 31) {
-    s.strips = strips;
-    s.tiles = tiles;
-    s.chunks = chunks;
-    s.begin = total * blockIdx.x / blocks;
-    s.end = total * (blockIdx.x + 1) / blocks;
-    s.split = chosen;
-    s.rows = chosen_rows;
-    s.begin_group = s.begin / s.strips;
-    s.begin_strip = s.begin - s.begin_group * s.strips;
-  }
-}
 
 // What one tile needs in registers: codes, scales, token columns. Loaded one tile ahead of its use.
 struct Operands {
@@ -154,8 +73,9 @@ __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
 }
 
 // Walks the chunks of one consumer, kStages ahead of its arithmetic, and requests them.
-template <int kStages>
+template <int kStages, int kChunk>
 struct Copies {
+  static constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
   const uint8_t* source;  // next chunk
   uint64_t policy;
   uint32_t ring, full;  // shared addresses
@@ -312,8 +232,9 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
   }
 }
 
-template <int kStages>
-__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages>& copies, const uint8_t* columns, int capacity, bool early, int* ready, __nv_bfloat16* activations, float* sums) {
+template <int kStages, int kChunk>
+__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages, kChunk>& copies, const uint8_t* columns, int capacity, bool early, int* ready, __nv_bfloat16* activations, float* sums) {
+  constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const RouteTable& table = c.table;
   const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
@@ -436,9 +357,10 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
   }
 }
 
-template <int kConsumers, int kStages>
+template <int kConsumers, int kStages, int kChunk>
 __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity, bool early) {
   if (threadIdx.x < 32) TRACE(0);
+  constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* const ring = shared;
   Control& c = *reinterpret_cast<Control*>(shared + kConsumers * kStages * kStageBytes);
@@ -457,8 +379,8 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
   // One token on a rank with all experts has four groups, whatever they are: the shares need not wait for the routing.
   const bool shares_known = p.tokens == 1 && p.experts_local == p.experts && p.logits;
   if (shares_known) {
-    if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kTopK, 2 * p.intermediate, p.hidden_size);
-    if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kTopK, p.hidden_size, p.intermediate);
+    if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kChunk, kTopK, 2 * p.intermediate, p.hidden_size);
+    if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kChunk, kTopK, p.hidden_size, p.intermediate);
   }
   // Few tokens, early: routing runs once before the wait, on whatever the buffers hold, to bring its code into the instruction
   // caches while there is nothing else to do; the second pass overwrites all of it. Any bits in the buffers are harmless:
@@ -485,8 +407,8 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
     route_groups(c.table, p);  // begins and ends with a block barrier
   }
   if (!shares_known) {
-    if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, c.table.groups, 2 * p.intermediate, p.hidden_size);
-    if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, c.table.groups, p.hidden_size, p.intermediate);
+    if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kChunk, c.table.groups, 2 * p.intermediate, p.hidden_size);
+    if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kChunk, c.table.groups, p.hidden_size, p.intermediate);
     __syncthreads();
   }
   if (warp == 0) TRACE(2);
@@ -497,7 +419,7 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
     fill(p, c, columns, capacity, early, threadIdx.x - 32 * kConsumers, reinterpret_cast<int*>(workspace + ws.ready), activations);
     return;
   }
-  Copies<kStages> copies = {};
+  Copies<kStages, kChunk> copies = {};
   copies.ring = ptx::shared_address(ring + warp * kStages * kStageBytes);
   copies.full = ptx::shared_address(c.full[warp]);
   copies.policy = ptx::evict_first_policy();
@@ -505,7 +427,7 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
   copies.seek(p, c, warp);
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) copies.next(p, c, warp, (threadIdx.x & 31) == 0);
-  consume<kStages>(p, c, copies, columns, capacity, early, reinterpret_cast<int*>(workspace + ws.ready), activations, reinterpret_cast<float*>(workspace + ws.partials));
+  consume<kStages, kChunk>(p, c, copies, columns, capacity, early, reinterpret_cast<int*>(workspace + ws.ready), activations, reinterpret_cast<float*>(workspace + ws.partials));
 }
 
 // out = residual + sum of the four weighted expert outputs, in slot order; four columns a thread.
@@ -543,11 +465,12 @@ struct Tactic {
   int threads;
   bool early;
 };
-template <int kConsumers, int kStages>
+template <int kConsumers, int kStages, int kChunk>
 Tactic tactic(bool early) {
-  return {experts_kernel<kConsumers, kStages>, shared_bytes<kConsumers, kStages>, 32 * kConsumers + kFillerThreads, early};
+  return {experts_kernel<kConsumers, kStages, kChunk>, shared_bytes<kConsumers, kStages, kChunk>, 32 * kConsumers + kFillerThreads, early};
 }
-const Tactic kTactics[] = {tactic<12, 3>(false), tactic<12, 4>(false), tactic<16, 2>(false), tactic<16, 3>(false), tactic<12, 3>(true), tactic<16, 2>(true)};
+const Tactic kTactics[] = {tactic<12, 3, 5>(false), tactic<12, 4, 5>(false), tactic<16, 2, 5>(false), tactic<16, 3, 5>(false),
+                            tactic<12, 3, 5>(true),  tactic<16, 2, 5>(true),  tactic<12, 2, 9>(false), tactic<12, 2, 9>(true)};
 static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == GOSSAMER_MOE_TACTICS);
 
 bool prepared = false;
