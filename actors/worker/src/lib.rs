@@ -3,9 +3,9 @@
 //! A worker is one process per device. It applies numbered step plans to its request slots and answers with drawn
 //! tokens; what to run is the scheduler's decision alone.
 
+mod autotune;
 pub mod backends;
 mod executor;
-mod graph_report;
 mod kv;
 pub mod latency;
 mod memory;
@@ -16,11 +16,11 @@ mod sim;
 mod slots;
 mod weights;
 
+pub use autotune::{TuneReport, autotune};
 pub use executor::{Executor, ExecutorError, Progress};
-pub use graph_report::GraphReport;
 pub use kv::{KvBudget, KvError, KvPool};
 pub use memory::MemoryError;
-pub use model::{Model, ModelError, ModelOptions, Program, ProgramError};
+pub use model::{Choice, Model, ModelError, ModelOptions, Program, ProgramError, TuneLimits};
 pub use sim::{Script, ScriptError, Sim, SimError};
 pub use slots::{BlockTable, Occurrences, PlanError, Slot, SlotLimits, SlotTable};
 pub use weights::{CheckpointError, Weights, WeightsError};

@@ -11,9 +11,11 @@ mod launch;
 mod open;
 mod program;
 mod sampling;
+mod tune;
 
 pub use open::{ModelError, ModelOptions};
-pub use program::{Program, ProgramError};
+pub use program::{Choice, Program, ProgramError};
+pub use tune::TuneLimits;
 
 use crate::executor::{Executor, ExecutorError, Progress};
 use crate::kv::KvPool;

@@ -205,8 +205,14 @@ unsafe extern "C" fn log(_: *mut c_void, level: u32, text: *const u8, len: usize
     }
 }
 
+/// Binds the calling thread, the one that will launch kernels, to the first CPU that the process may use. Threads that it
+/// starts from now on inherit that, so call it last.
+pub fn pin_launcher() {
+    pin(&allowed_cpus(), 0);
+}
+
 /// Starts `threads` threads (the calling one counts as the first) and returns the services that backends get. With
-/// `pinned`, each thread is bound to one of the CPUs that the process may use, the calling thread included.
+/// `pinned`, each new thread is bound to a CPU of its own; the first CPU is left for the caller ([`pin_launcher`]).
 ///
 /// The threads live as long as the process: backends keep the services for ever.
 pub fn start(threads: usize, pinned: bool) -> Result<&'static HostServices, PoolError> {
@@ -234,7 +240,6 @@ pub fn start(threads: usize, pinned: bool) -> Result<&'static HostServices, Pool
         handles.push(handle.thread().clone());
     }
     let _ = shared.threads.set(handles);
-    pin(&cpus, 0);
     let raw = RawHost {
         struct_size: size_of::<RawHost>() as u32,
         threads: threads as u32,

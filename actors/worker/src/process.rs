@@ -10,6 +10,7 @@ mod turns;
 
 pub use turns::PlanLoop;
 
+use crate::autotune::tune_at_start;
 use crate::backends::{self, BackendsError};
 use crate::executor::{Executor, ExecutorError};
 use crate::model::{Model, ModelError, ModelOptions};
@@ -17,6 +18,7 @@ use crate::pool::{self, PoolError};
 use crate::sim::{Sim, SimError};
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::{Device, ModelConfig, ModelConfigError, ServeConfig};
+use gossamer_kernels::tuner::KernelCache;
 use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState};
 use gossamer_wire::WireError;
 use std::time::{Duration, Instant};
@@ -44,6 +46,9 @@ pub enum ProcessError {
     /// The simulated device could not be opened.
     #[error(transparent)]
     Sim(#[from] SimError),
+    /// The kernel cache could not be written, or the plugins not read.
+    #[error("kernel cache: {0}")]
+    Cache(std::io::Error),
     /// The device has no executor in this build.
     #[error("--device {0}: this worker has no executor for it; use --device cpu or sim")]
     NoExecutor(String),
@@ -77,10 +82,14 @@ pub fn open_model(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError
     let host = pool::start(threads, true)?;
     let open = backends::open(config, host)?;
     let mut options = ModelOptions::new(config, rank);
-    if config.kernel_cache_dir.is_some() {
-        options.kernel_cache = open.kernel_cache(config, &ModelConfig::load(&config.model)?);
+    let shape = ModelConfig::load(&config.model)?;
+    options.kernel_cache = open.kernel_cache(config, &shape);
+    let mut model = Model::with_config(&shape, &config.model, &options, open.backends.clone())?;
+    if !config.autotune_budget.is_zero() {
+        let fresh = || open.cache_key(config, &shape).map(KernelCache::new).map_err(ProcessError::Cache);
+        let mut cache = options.kernel_cache.map_or_else(fresh, Ok)?;
+        tune_at_start(&mut model, config, &mut cache)?;
     }
-    let model = Model::open(&config.model, &options, open.backends)?;
     tracing::info!(
         threads,
         blocks = model.info().num_blocks,
@@ -102,6 +111,9 @@ pub fn run(mut context: ChildContext) -> Result<(), ProcessError> {
     let status = context.status.clone();
     executor.set_heartbeat(Box::new(move || status.beat()));
     let mut plans = PlanLoop::new(executor);
+    if matches!(context.config.device, Device::Cpu | Device::Auto) {
+        pool::pin_launcher();
+    }
     context.status.set_state(ChildState::Ready);
     loop {
         context.status.beat();

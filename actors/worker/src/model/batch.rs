@@ -75,6 +75,28 @@ impl Batch {
         self.fill_tables(slots, runs);
     }
 
+    /// Fills the arrays with `tokens` sequences of one token each, the first `samples` of which draw: a step to measure.
+    /// Block ids stay inside the pool; what its blocks hold is lost.
+    pub fn fill_alike(&mut self, tokens: u32, samples: u32, info: &WorkerInfo) {
+        self.clear(info.groups.len());
+        for at in 0..tokens {
+            self.token_ids.push((at * 7919 + 17) % info.vocab_size);
+            self.positions.push(0);
+            self.query_starts.push(at + 1);
+            self.kv_lens.push(1);
+            for group in &mut self.groups {
+                let block = at % info.num_blocks;
+                group.slots.push(u64::from(block) * u64::from(info.block_size));
+                group.tables.push(block);
+                group.first_blocks.push(0);
+                group.stride = 1;
+            }
+        }
+        (self.max_query, self.max_kv) = (1, 1);
+        self.sampled_rows.extend(0..samples);
+        self.sample.fill_greedy(samples);
+    }
+
     fn fill_tables(&mut self, slots: &SlotTable, runs: &[Run]) {
         for (index, group) in self.groups.iter_mut().enumerate() {
             group.tables.resize(runs.len() * group.stride as usize, 0);

@@ -22,37 +22,42 @@ impl Model {
     /// Launches every operation of the step in the batch.
     pub(super) fn launch_all(&mut self, step: u64) -> Result<(), ExecutorError> {
         for index in 0..self.program.graph.nodes.len() {
-            let op = &self.program.graph.nodes[index].op;
-            let tokens = if op.runs_on_samples() { self.batch.samples() } else { self.batch.tokens() };
-            if tokens == 0 {
-                continue;
-            }
-            if self.keep_logits
-                && let Op::Sample { logits, .. } = *op
-            {
-                self.copy_logits(logits);
-            }
-            (self.heartbeat)();
-            let args = self.args(index, tokens);
-            let (desc, choice) = self.program.choice(index, tokens);
-            let launch = Launch {
-                args,
-                tactic: choice.tactic,
-                workspace: self.workspace.address(),
-                workspace_bytes: self.program.workspace,
-                stream: 0,
-            };
-            let backend = &self.backends.list()[choice.backend as usize];
-            // SAFETY: `args` points into weights, arena, KV pool and batch arrays, which live in `self` and have the extents
-            // of the descriptions: shapes of weights were checked at load, the arena was planned for more tokens than
-            // the slot table lets through, and block ids and token ids were checked by it too.
-            unsafe { backend.launch(desc, &launch) }.map_err(|source| ExecutorError::Backend {
-                step,
-                operation: self.program.graph.nodes[index].label(),
-                source,
-            })?;
+            self.launch(index, step)?;
         }
         Ok(())
+    }
+
+    /// Launches one operation of the step in the batch.
+    pub(super) fn launch(&mut self, index: usize, step: u64) -> Result<(), ExecutorError> {
+        let op = &self.program.graph.nodes[index].op;
+        let tokens = if op.runs_on_samples() { self.batch.samples() } else { self.batch.tokens() };
+        if tokens == 0 {
+            return Ok(());
+        }
+        if self.keep_logits
+            && let Op::Sample { logits, .. } = *op
+        {
+            self.copy_logits(logits);
+        }
+        (self.heartbeat)();
+        let args = self.args(index, tokens);
+        let (desc, choice) = self.program.choice(index, tokens);
+        let launch = Launch {
+            args,
+            tactic: choice.tactic,
+            workspace: self.workspace.address(),
+            workspace_bytes: self.program.workspace,
+            stream: 0,
+        };
+        let backend = &self.backends.list()[choice.backend as usize];
+        // SAFETY: `args` points into weights, arena, KV pool and batch arrays, which live in `self` and have the extents of
+        // the descriptions: shapes of weights were checked at load, the arena was planned for as many tokens as a batch
+        // has at most, and block ids and token ids were checked by the slot table (or made up within their ranges).
+        unsafe { backend.launch(desc, &launch) }.map_err(|source| ExecutorError::Backend {
+            step,
+            operation: self.program.graph.nodes[index].label(),
+            source,
+        })
     }
 
     fn tensor(&self, id: TensorId) -> u64 {

@@ -3,6 +3,7 @@
 
 use super::program::{Program, ProgramError};
 use super::{Drawn, Model};
+use crate::executor::ExecutorError;
 use crate::kv::{KvBudget, KvError, KvPool};
 use crate::memory::{MemoryError, Region};
 use crate::model::batch::Batch;
@@ -40,6 +41,15 @@ pub enum ModelError {
     /// There is no room for activations.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A step failed while tactics were timed.
+    #[error("tuning: {0}")]
+    Tune(ExecutorError),
+    /// No tactic of an operation could be timed.
+    #[error("tuning: no tactic of {node} could be measured; see the warnings before this")]
+    NothingMeasured {
+        /// The operation and its layer.
+        node: String,
+    },
     /// A longer context was asked for than the model has.
     #[error("--max-model-len {wanted}: the model's context is {limit} tokens; lower it or leave it out")]
     TooLong {
@@ -112,20 +122,15 @@ impl ModelOptions {
         }
     }
 
-    /// Builds the graph of a model; nothing is loaded.
-    pub fn unfused_graph(&self, config: &ModelConfig) -> Graph {
+    /// Builds and fuses the graph of a model; nothing is loaded.
+    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
         let options = GraphOptions {
             activation: self.activation,
             kv: self.kv,
             block_size: self.block_size,
             max_logprobs: self.max_logprobs,
         };
-        graph::build(config, &options)
-    }
-
-    /// Builds and fuses the graph of a model; nothing is loaded.
-    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
-        let mut graph = self.unfused_graph(config);
+        let mut graph = graph::build(config, &options);
         let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| backends.able(desc).is_ok());
         (graph, applied)
     }
@@ -134,13 +139,22 @@ impl ModelOptions {
 impl Model {
     /// Opens the model in `directory`.
     pub fn open(directory: &Path, options: &ModelOptions, backends: Backends) -> Result<Self, ModelError> {
-        let config = ModelConfig::load(directory)?;
+        Self::with_config(&ModelConfig::load(directory)?, directory, options, backends)
+    }
+
+    /// Opens a model of a given shape; `directory` holds its weights, unless they are made up.
+    pub fn with_config(
+        config: &ModelConfig,
+        directory: &Path,
+        options: &ModelOptions,
+        backends: Backends,
+    ) -> Result<Self, ModelError> {
         let context = config.max_position_embeddings;
         let max_model_len = options.max_model_len.unwrap_or(context);
         if max_model_len > context {
             return Err(ModelError::TooLong { wanted: max_model_len, limit: context });
         }
-        let (graph, applied) = options.graph(&config, &backends);
+        let (graph, applied) = options.graph(config, &backends);
         tracing::debug!(?applied, "fused the graph");
         let (tokens, samples) =
             (options.max_num_batched_tokens, options.max_num_seqs.min(options.max_num_batched_tokens));

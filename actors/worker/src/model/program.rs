@@ -53,7 +53,26 @@ pub struct Program {
     buckets: Vec<u32>,
 }
 
+impl Choice {
+    /// A candidate, as a choice.
+    pub fn of(candidate: &Candidate) -> Self {
+        Self { backend: candidate.backend as u32, tactic: candidate.tactic.id }
+    }
+}
+
 impl Program {
+    /// Token counts that have choices of their own.
+    pub fn buckets(&self) -> &[u32] {
+        &self.buckets
+    }
+
+    /// Changes the choice of a node, and of all nodes with its description, at one bucket.
+    pub(super) fn set_choice(&mut self, node: usize, bucket: u32, choice: Choice) {
+        if let Some(at) = self.buckets.iter().position(|other| *other == bucket) {
+            self.choices[self.of_node[node]].1[at] = choice;
+        }
+    }
+
     /// Settles a graph for steps of up to `tokens` tokens and `samples` draws.
     pub fn new(
         graph: Graph,
@@ -115,7 +134,7 @@ impl Program {
                 });
             }
             self.workspace = self.workspace.max(bytes);
-            choices.push(Choice { backend: *backend as u32, tactic: tactic.id });
+            choices.push(Choice::of(&candidates[best]));
         }
         Ok(choices)
     }

@@ -24,6 +24,25 @@ impl SampleInputs {
         self.masks.clear();
     }
 
+    /// Rows that take the likeliest token.
+    pub fn fill_greedy(&mut self, rows: u32) {
+        self.clear();
+        let row = SampleRow {
+            seed: 0,
+            position: 1,
+            choice: 0,
+            temperature: 0.0,
+            top_p: 1.0,
+            min_p: 0.0,
+            top_k: 0,
+            first_edit: 0,
+            edits: 0,
+            logprobs: SampleRow::NO_LOGPROBS,
+            masked: 0,
+        };
+        self.rows.resize(rows as usize, row);
+    }
+
     /// Adds a row: the token at `position` of `slot` is to be drawn.
     ///
     /// Token ids beyond the vocabulary have no effect: there is no logit to change. They must not end the step for all

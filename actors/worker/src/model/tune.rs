@@ -1,0 +1,153 @@
+//! Times tactics where they will be used: inside a step, on the step's own tensors.
+//!
+//! Each token count is run once through the graph; the first operation of every kind stops there and tries its
+//! candidates. What is measured includes everything that a launch costs on this machine.
+
+use super::{Choice, Model};
+use crate::executor::ExecutorError;
+use crate::memory::Region;
+use crate::model::open::ModelError;
+use gossamer_backend_api::{Layout, OpDesc};
+use gossamer_kernels::tuner::{self, CacheEntry, Candidate, KernelCache};
+use std::time::{Duration, Instant};
+
+/// Launches per candidate; the quickest counts. One more comes before, to warm up.
+const LAUNCHES: usize = 5;
+
+/// How far tuning should go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TuneLimits {
+    /// No token count is begun after this time.
+    pub budget: Duration,
+    /// Also time operations that only one tactic can do, for the record.
+    pub single: bool,
+}
+
+impl Model {
+    /// Measures what `cache` does not hold yet, uses the best from now on, and adds it to the cache. Returns the number of
+    /// choices measured. Nothing may be in flight; KV blocks and slots lose what they hold.
+    ///
+    /// `progress` hears each token count before it is run, with the number of counts.
+    pub fn tune(
+        &mut self,
+        cache: &mut KernelCache,
+        limits: TuneLimits,
+        progress: &mut dyn FnMut(u32, usize),
+    ) -> Result<usize, ModelError> {
+        let start = Instant::now();
+        let buckets = self.program.buckets().to_vec();
+        let most = self.slots.limits().tokens as u32;
+        let mut measured = 0;
+        for tokens in &buckets {
+            if start.elapsed() >= limits.budget {
+                break;
+            }
+            progress(*tokens, buckets.len());
+            // The last count may lie beyond the largest step.
+            let rows = (*tokens).min(most);
+            let samples = rows.min(self.slots.limits().runs as u32);
+            self.batch.fill_alike(rows, samples, &self.info);
+            self.drawn.resize(samples as usize, self.max_logprobs as usize);
+            measured += self.tune_at(*tokens, cache, limits)?;
+        }
+        Ok(measured)
+    }
+
+    fn tune_at(
+        &mut self,
+        bucket: u32,
+        cache: &mut KernelCache,
+        limits: TuneLimits,
+    ) -> Result<usize, ModelError> {
+        let mut measured = 0;
+        let mut seen: Vec<OpDesc> = Vec::new();
+        for node in 0..self.program.graph.nodes.len() {
+            let op = &self.program.graph.nodes[node].op;
+            let (desc, rows) =
+                (op.desc(), if op.runs_on_samples() { self.batch.samples() } else { self.batch.tokens() });
+            // Fewer tokens are drawn than run: beyond the most that can be, there is nothing to choose.
+            if !seen.contains(&desc) && tuner::bucket(rows) == bucket {
+                let operation = format!("{desc:?}");
+                let candidates = tuner::candidates(&self.backends, &desc, bucket, &Layout::checkpoint())?;
+                let known = cache.get(&operation, bucket);
+                let known =
+                    known.and_then(|entry| tuner::cached(entry, &candidates, &self.backends)).is_some();
+                if !known && (limits.single || candidates.len() > 1) {
+                    cache.insert(self.compare(node, bucket, operation, &candidates)?);
+                    measured += 1;
+                }
+                seen.push(desc);
+            }
+            self.launch(node, 0).map_err(ModelError::Tune)?;
+        }
+        Ok(measured)
+    }
+
+    /// Times the candidates of one node, and uses the best.
+    fn compare(
+        &mut self,
+        node: usize,
+        bucket: u32,
+        operation: String,
+        candidates: &[Candidate],
+    ) -> Result<CacheEntry, ModelError> {
+        let mut costs = Vec::with_capacity(candidates.len());
+        for candidate in candidates {
+            let cost = self.time(node, bucket, candidate);
+            if let Err(error) = &cost {
+                let tactic = &candidate.tactic.name;
+                tracing::warn!(%error, tactic, operation, "a tactic could not be measured");
+            }
+            costs.push(cost.ok());
+        }
+        let order = tuner::rank(&costs);
+        let best = &candidates[order[0]];
+        self.program.set_choice(node, bucket, Choice::of(best));
+        let name = |index: usize| {
+            let candidate: &Candidate = &candidates[index];
+            (self.backends.list()[candidate.backend].name().to_owned(), candidate.tactic.name.clone())
+        };
+        let (backend, tactic) = name(order[0]);
+        let runner_up = |index: &usize| {
+            let (backend, tactic) = name(*index);
+            costs[*index].map(|cost| (backend, tactic, cost))
+        };
+        Ok(CacheEntry {
+            operation,
+            tokens: bucket,
+            backend,
+            tactic,
+            micros: costs[order[0]]
+                .ok_or(ModelError::NothingMeasured { node: self.program.graph.nodes[node].label() })?,
+            runners_up: order[1..].iter().filter_map(runner_up).collect(),
+        })
+    }
+
+    /// Microseconds of one candidate.
+    fn time(&mut self, node: usize, bucket: u32, candidate: &Candidate) -> Result<f64, ExecutorError> {
+        let desc = self.program.graph.nodes[node].op.desc();
+        let backend = &self.backends.list()[candidate.backend];
+        let failed = |source| ExecutorError::Backend {
+            step: 0,
+            operation: self.program.graph.nodes[node].label(),
+            source,
+        };
+        backend.prepare(&desc, candidate.tactic.id).map_err(failed)?;
+        let bytes = backend.workspace(&desc, candidate.tactic.id, bucket);
+        if bytes > self.program.workspace {
+            self.workspace = Region::new("the kernels' workspace", bytes)
+                .map_err(|error| ExecutorError::Device(error.to_string()))?;
+            self.program.workspace = bytes;
+        }
+        self.program.set_choice(node, bucket, Choice::of(candidate));
+        let mut best = f64::INFINITY;
+        for launch in 0..=LAUNCHES {
+            let start = Instant::now();
+            self.launch(node, 0)?;
+            if launch > 0 {
+                best = best.min(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok(best)
+    }
+}
