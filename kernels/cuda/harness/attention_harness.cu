@@ -82,7 +82,7 @@ void check(const std::vector<int>& lengths, int kv_heads, int window, bool fp8, 
   auto get = [&](size_t where, float scale) {
     if (fp8) return static_cast<double>(e4m3(codes[where])) * scale;
     bf16 b;
-    std::memcpy(&b, &bits[where], 2);
+    std::memcpy(static_cast<void*>(&b), &bits[where], 2);
     return static_cast<double>(__bfloat162float(b));
   };
   char name[160];
