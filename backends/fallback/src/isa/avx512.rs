@@ -75,6 +75,12 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: by the caller.
+        unsafe { transpose16(from.cast(), from_stride, to.cast(), to_stride) }
+    }
+
+    #[inline(always)]
     unsafe fn bf16(from: *const u16) -> [__m512; 2] {
         // SAFETY: by the caller.
         unsafe {

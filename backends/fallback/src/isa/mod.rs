@@ -173,6 +173,19 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As the trait.
     unsafe fn sum(value: Self::V) -> f32;
+    /// Transposes a square of `LANES` rows of `LANES` elements; strides in elements.
+    ///
+    /// # Safety
+    /// As the trait; the squares do not overlap.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        for i in 0..Self::LANES {
+            for j in 0..Self::LANES {
+                // SAFETY: by the caller.
+                unsafe { *to.add(j * to_stride + i) = *from.add(i * from_stride + j) };
+            }
+        }
+    }
     /// `2 * LANES` bfloat16: the even ones, the odd ones.
     ///
     /// # Safety

@@ -7,6 +7,9 @@
 //! Invariant: a query's result depends on its own position and keys alone. Blocks are cut at absolute positions; a
 //! block without a key for the query is skipped for it; keys it may not see have weight zero and no part in the maximum.
 
+#![allow(clippy::needless_range_loop)] // constants by index, so that arrays of vectors stay in registers
+
+use super::norm::widen;
 use crate::isa::{Simd, Task};
 use crate::math::{Activation, exp, from_bf16, tree16};
 use crate::memory::{Arena, Ptr};
@@ -146,75 +149,98 @@ impl<A: Activation, K: Activation> Tile<A, K> {
         }
     }
 
-    /// Reads one KV block: keys transposed, values as they lie, both `count` tokens from `first`.
+    /// Reads tokens `first..end` of one KV block: keys transposed, values as they lie. What lies around them in the scratch
+    /// is finite or not; nobody uses it.
     #[inline(always)]
-    unsafe fn read_block(&self, block: usize, first: usize, end: usize) {
+    unsafe fn read_block<S: Simd>(&self, block: usize, first: usize, end: usize) {
         let (dim, size) = (self.desc.head_dim as usize, self.desc.block_size as usize);
         let heads = self.desc.kv_heads as usize;
-        // SAFETY: the table has an entry for every block that a query sees; the plane has the block.
+        let Scratch { keys: to_keys, values: to_values, .. } = self.scratch;
+        // SAFETY: the table has an entry for every block that a query sees; the plane has the block; sizes are multiples of
+        // the lanes.
         unsafe {
             let id = *self.table.at(block - self.first_block) as usize;
             let keys = self.kv.offset((id * 2 * heads + self.kv_head) * size * dim);
             let values = self.kv.offset(((id * 2 + 1) * heads + self.kv_head) * size * dim);
-            for token in first..end {
-                let from = keys.slice(token * dim, dim);
-                for (d, from) in from.iter().enumerate() {
-                    *self.scratch.keys.at(d * size + token) = from.to_f32();
+            // Keys pass through the place of the values, as float32.
+            widen(
+                keys.slice(first * dim, (end - first) * dim),
+                to_values.slice_mut(first * dim, (end - first) * dim),
+            );
+            for token in (first / S::LANES * S::LANES..end).step_by(S::LANES) {
+                for d in (0..dim).step_by(S::LANES) {
+                    S::transpose(to_values.at(token * dim + d), dim, to_keys.at(d * size + token), size);
                 }
             }
             let from = values.slice(first * dim, (end - first) * dim);
-            let to = self.scratch.values.slice_mut(first * dim, (end - first) * dim);
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = from.to_f32();
-            }
+            widen(from, to_values.slice_mut(first * dim, (end - first) * dim));
         }
     }
 }
 
-/// Scores of [`ROWS`] rows: `scores[row, key] = sum over d of q[row, d] * keys[d, key]`, d ascending.
+/// Scores of [`ROWS`] rows: `scores[row, key] = sum over d of q[row, d] * keys[d, key]`, d ascending; `N` vectors of keys
+/// at a time.
 #[inline(always)]
-unsafe fn score<S: Simd>(scratch: &Scratch, row: usize, dim: usize, size: usize) {
-    // SAFETY: the rows are in the tile; the block is a multiple of the lanes.
+unsafe fn score<S: Simd, const N: usize>(scratch: &Scratch, row: usize, dim: usize, size: usize) {
+    // SAFETY: the rows are in the tile; the block is a multiple of `N` vectors.
     unsafe {
-        for key in (0..size).step_by(S::LANES) {
-            let mut acc = [S::zero(); ROWS];
+        for key in (0..size).step_by(N * S::LANES) {
+            let mut acc = [[S::zero(); N]; ROWS];
             for d in 0..dim {
-                let keys = S::load(scratch.keys.at(d * size + key));
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::fma(S::splat(*scratch.q.at((row + r) * dim + d)), keys, *acc);
+                let mut keys = [S::load(scratch.keys.at(d * size + key)); N];
+                for n in 1..N {
+                    keys[n] = S::load(scratch.keys.at(d * size + key + n * S::LANES));
+                }
+                for r in 0..ROWS {
+                    let q = S::splat(*scratch.q.at((row + r) * dim + d));
+                    for n in 0..N {
+                        acc[r][n] = S::fma(q, keys[n], acc[r][n]);
+                    }
                 }
             }
-            for (r, acc) in acc.iter().enumerate() {
-                S::store(scratch.scores.at((row + r) * size + key), *acc);
+            for r in 0..ROWS {
+                for n in 0..N {
+                    S::store(scratch.scores.at((row + r) * size + key + n * S::LANES), acc[r][n]);
+                }
             }
         }
     }
 }
 
-/// `sums[row] += sum over keys of weight * values[key]`, keys ascending.
+/// `sums[row] += sum over keys of weight * values[key]`, keys ascending; `N` vectors of dimensions at a time.
 #[inline(always)]
-unsafe fn accumulate<S: Simd>(
+unsafe fn accumulate<S: Simd, const N: usize>(
     scratch: &Scratch,
     row: usize,
     dim: usize,
     size: usize,
     (first, end): (usize, usize),
 ) {
-    // SAFETY: the rows are in the tile; `D` is a multiple of the lanes.
+    // SAFETY: the rows are in the tile; `D` is a multiple of `N` vectors.
     unsafe {
-        for d in (0..dim).step_by(S::LANES) {
-            let mut acc = [S::zero(); ROWS];
-            for (r, acc) in acc.iter_mut().enumerate() {
-                *acc = S::load(scratch.sums.at((row + r) * dim + d));
-            }
-            for key in first..end {
-                let values = S::load(scratch.values.at(key * dim + d));
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::fma(S::splat(*scratch.scores.at((row + r) * size + key)), values, *acc);
+        for d in (0..dim).step_by(N * S::LANES) {
+            let mut acc = [[S::zero(); N]; ROWS];
+            for r in 0..ROWS {
+                for n in 0..N {
+                    acc[r][n] = S::load(scratch.sums.at((row + r) * dim + d + n * S::LANES));
                 }
             }
-            for (r, acc) in acc.iter().enumerate() {
-                S::store(scratch.sums.at((row + r) * dim + d), *acc);
+            for key in first..end {
+                let mut values = [S::load(scratch.values.at(key * dim + d)); N];
+                for n in 1..N {
+                    values[n] = S::load(scratch.values.at(key * dim + d + n * S::LANES));
+                }
+                for r in 0..ROWS {
+                    let weight = S::splat(*scratch.scores.at((row + r) * size + key));
+                    for n in 0..N {
+                        acc[r][n] = S::fma(weight, values[n], acc[r][n]);
+                    }
+                }
+            }
+            for r in 0..ROWS {
+                for n in 0..N {
+                    S::store(scratch.sums.at((row + r) * dim + d + n * S::LANES), acc[r][n]);
+                }
             }
         }
     }
@@ -230,20 +256,22 @@ unsafe fn soften(scratch: &Scratch, row: usize, dim: usize, size: usize, (first,
             scores.fill(0.0);
             return;
         }
+        scores[..first].fill(f32::NEG_INFINITY);
+        scores[end..].fill(f32::NEG_INFINITY);
         let before = *scratch.maxima.at(row);
-        let mut maximum = before;
-        for score in &scores[first..end] {
-            if *score > maximum {
-                maximum = *score;
+        let mut lanes = [before; 16];
+        let (chunks, _) = scores.as_chunks_mut::<16>();
+        for chunk in chunks.iter() {
+            for (lane, score) in lanes.iter_mut().zip(chunk) {
+                *lane = if *score > *lane { *score } else { *lane };
             }
         }
+        let maximum = lanes.iter().fold(before, |most, lane| if *lane > most { *lane } else { most });
         let mut lanes = [0f32; 16];
-        for (base, chunk) in scores.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            for (i, score) in chunk.iter_mut().enumerate() {
-                let key = base * 16 + i;
-                let weight = exp(*score - maximum);
-                *score = if key >= first && key < end { weight } else { 0.0 };
-                lanes[i] += *score;
+        for chunk in chunks {
+            for (lane, score) in lanes.iter_mut().zip(chunk) {
+                *score = exp(*score - maximum);
+                *lane += *score;
             }
         }
         let correction = exp(before - maximum);
@@ -276,9 +304,14 @@ impl<S: Simd, A: Activation, K: Activation> Task for Work<S, A, K> {
                     (first.saturating_sub(base).min(size), end.saturating_sub(base).min(size))
                 };
                 let (first, end) = (clip((oldest, newest)).0, clip((oldest, newest)).1);
-                tile.read_block(block, first, end);
+                tile.read_block::<S>(block, first, end);
                 for row in (0..rows).step_by(ROWS) {
-                    score::<S>(&tile.scratch, row, dim, size);
+                    match S::LANES * 4 {
+                        wide if S::TOKENS >= 6 && size % wide == 0 => {
+                            score::<S, 4>(&tile.scratch, row, dim, size)
+                        }
+                        _ => score::<S, 1>(&tile.scratch, row, dim, size),
+                    }
                     let mut union = (size, 0);
                     for r in row..row + ROWS {
                         let span = match r < rows {
@@ -290,7 +323,12 @@ impl<S: Simd, A: Activation, K: Activation> Task for Work<S, A, K> {
                             union = (union.0.min(span.0), union.1.max(span.1));
                         }
                     }
-                    accumulate::<S>(&tile.scratch, row, dim, size, union);
+                    match S::LANES * 4 {
+                        wide if S::TOKENS >= 6 && dim % wide == 0 => {
+                            accumulate::<S, 4>(&tile.scratch, row, dim, size, union);
+                        }
+                        _ => accumulate::<S, 1>(&tile.scratch, row, dim, size, union),
+                    }
                 }
             }
             for row in 0..rows {
