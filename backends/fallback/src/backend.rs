@@ -5,7 +5,7 @@ use crate::isa::Isa;
 use crate::isa::neon::Neon;
 use crate::isa::{Core, Single, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
-use crate::isa::{amx::Amx, avx2::Avx2, avx512::Avx512, avx512bf16::Dot};
+use crate::isa::{amx::Amx, amx::AmxSplit, avx2::Avx2, avx512::Avx512, avx512bf16::Dot};
 use crate::memory::Arena;
 use crate::ops::{attention, dense, embed, experts, finalize, norm, rope, route, sample};
 use crate::pool::Pool;
@@ -62,11 +62,13 @@ macro_rules! with_core {
             #[cfg(target_arch = "x86_64")]
             (Isa::Amx, true) => arm!(Amx, u16),
             #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, false) => arm!(AmxSplit, f32),
+            #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Bf16, true) => arm!(Dot, u16),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512, true) => arm!(Single<Avx512>, u16),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, false) => arm!(Single<Avx512>, f32),
+            (Isa::Avx512 | Isa::Avx512Bf16, false) => arm!(Single<Avx512>, f32),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, true) => arm!(Single<Avx2>, u16),
             #[cfg(target_arch = "x86_64")]

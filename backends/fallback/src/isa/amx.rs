@@ -3,6 +3,9 @@
 //! Weights are the rows of the first operand (16 rows of 32 bfloat16, as the checkpoint or a panel stores them), tokens the
 //! columns of the second (16 pairs of `k` by up to 16 tokens). An element of the result is a function of its own row and
 //! column, whatever the shape of the tile, so one token and thirty-two add alike.
+//!
+//! Float32 activations take three columns each: the value rounded to bfloat16, the rest rounded, and what is left, which
+//! together hold all 24 bits. Weights are exact in bfloat16, so the three sums add up to what float32 products give.
 
 use super::avx512bf16::Dot;
 use super::{Core, Order, Task};
@@ -10,9 +13,13 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, __m512, __m512i, _xgetbv};
 use std::sync::OnceLock;
 
-/// The AMX core: AVX-512 BF16 for everything but products.
+/// The AMX core for bfloat16 activations.
 #[derive(Clone, Copy)]
 pub struct Amx;
+
+/// The AMX core for float32 activations, in three parts. Only tiles multiply: `load` and `mac` are for weights' sake.
+#[derive(Clone, Copy)]
+pub struct AmxSplit;
 
 /// Whether the machine has AMX-BF16 and the system lets this process use it.
 pub fn is_available() -> bool {
@@ -180,63 +187,72 @@ pub unsafe fn store(to: *mut f32, second: bool) {
     }
 }
 
-// SAFETY: functions need AVX-512 with BF16 and AMX, which the caller vouches for.
-unsafe impl Core for Amx {
-    type Elem = u16;
-    type Operand = __m512i;
-    type Acc = __m512;
-    type Vectors = <Dot as Core>::Vectors;
-    const OPERAND: usize = Dot::OPERAND;
-    const TOKENS: usize = Dot::TOKENS;
-    const DENSE_ORDER: Order = Dot::DENSE_ORDER;
-    const MXFP4_ORDER: Order = Dot::MXFP4_ORDER;
-    const TILES: bool = true;
+/// Cores that run products on tiles, and take everything else from [`Dot`].
+macro_rules! tile_core {
+    ($core:ty, $elem:ty, $parts:literal) => {
+        // SAFETY: functions need AVX-512 with BF16 and AMX, which the caller vouches for.
+        unsafe impl Core for $core {
+            type Elem = $elem;
+            type Operand = __m512i;
+            type Acc = __m512;
+            type Vectors = <Dot as Core>::Vectors;
+            const OPERAND: usize = Dot::OPERAND;
+            const TOKENS: usize = Dot::TOKENS;
+            const DENSE_ORDER: Order = Dot::DENSE_ORDER;
+            const MXFP4_ORDER: Order = Dot::MXFP4_ORDER;
+            const TILES: bool = true;
+            const PARTS: usize = $parts;
 
-    #[inline(always)]
-    unsafe fn enter<T: Task>(task: T) {
-        // SAFETY: by the caller.
-        unsafe { Dot::enter(task) }
-    }
+            #[inline(always)]
+            unsafe fn enter<T: Task>(task: T) {
+                // SAFETY: by the caller.
+                unsafe { Dot::enter(task) }
+            }
 
-    #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        // SAFETY: by the caller.
-        unsafe { Dot::zero() }
-    }
+            #[inline(always)]
+            unsafe fn zero() -> __m512 {
+                // SAFETY: by the caller.
+                unsafe { Dot::zero() }
+            }
 
-    #[inline(always)]
-    unsafe fn load(from: *const u16) -> __m512i {
-        // SAFETY: by the caller.
-        unsafe { Dot::load(from) }
-    }
+            #[inline(always)]
+            unsafe fn load(from: *const $elem) -> __m512i {
+                // SAFETY: by the caller.
+                unsafe { Dot::load(from.cast()) }
+            }
 
-    #[inline(always)]
-    unsafe fn store(to: *mut u16, value: __m512i) {
-        // SAFETY: by the caller.
-        unsafe { Dot::store(to, value) }
-    }
+            #[inline(always)]
+            unsafe fn store(to: *mut $elem, value: __m512i) {
+                // SAFETY: by the caller.
+                unsafe { Dot::store(to.cast(), value) }
+            }
 
-    #[inline(always)]
-    unsafe fn mac(acc: __m512, w: __m512i, x: __m512i) -> __m512 {
-        // SAFETY: by the caller.
-        unsafe { Dot::mac(acc, w, x) }
-    }
+            #[inline(always)]
+            unsafe fn mac(acc: __m512, w: __m512i, x: __m512i) -> __m512 {
+                // SAFETY: by the caller.
+                unsafe { Dot::mac(acc, w, x) }
+            }
 
-    #[inline(always)]
-    unsafe fn sum(acc: __m512) -> f32 {
-        // SAFETY: by the caller.
-        unsafe { Dot::sum(acc) }
-    }
+            #[inline(always)]
+            unsafe fn sum(acc: __m512) -> f32 {
+                // SAFETY: by the caller.
+                unsafe { Dot::sum(acc) }
+            }
 
-    #[inline(always)]
-    unsafe fn bf16(from: *const u16) -> [__m512i; 2] {
-        // SAFETY: by the caller.
-        unsafe { Dot::bf16(from) }
-    }
+            #[inline(always)]
+            unsafe fn bf16(from: *const u16) -> [__m512i; 2] {
+                // SAFETY: by the caller.
+                unsafe { Dot::bf16(from) }
+            }
 
-    #[inline(always)]
-    unsafe fn mxfp4(codes: *const u8, scales: *const u8) -> [__m512i; 2] {
-        // SAFETY: by the caller.
-        unsafe { Dot::mxfp4(codes, scales) }
-    }
+            #[inline(always)]
+            unsafe fn mxfp4(codes: *const u8, scales: *const u8) -> [__m512i; 2] {
+                // SAFETY: by the caller.
+                unsafe { Dot::mxfp4(codes, scales) }
+            }
+        }
+    };
 }
+
+tile_core!(Amx, u16, 1);
+tile_core!(AmxSplit, f32, 3);

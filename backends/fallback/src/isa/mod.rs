@@ -258,6 +258,8 @@ pub unsafe trait Core: Copy + Send + Sync + 'static {
     const MXFP4_ORDER: Order;
     /// Whether products run on AMX tiles, from packed tokens, instead of on operands.
     const TILES: bool = false;
+    /// Columns of a tile that a token takes.
+    const PARTS: usize = 1;
 
     /// Runs `task` with the target features on.
     ///

@@ -1,7 +1,8 @@
 //! The experts: gate and up product, SwiGLU, down product, on MXFP4 weights in checkpoint layout.
 //!
-//! Pairs (token, choice) are sorted by expert, so that each expert's weights are read once. Weight addresses hold the
-//! experts from `first_expert` on, `local_experts` of them.
+//! Pairs (token, choice) are sorted by expert, so that each expert's weights are read once. Experts are run in waves of
+//! about as many pairs as there are tokens, so that buffers stay small. Weight addresses hold the experts from `first_expert`
+//! on, `local_experts` of them.
 
 use super::dense::prepare_rows;
 use crate::isa::Core;
@@ -85,9 +86,14 @@ struct Active {
     count: u32,
 }
 
+/// Most pairs of a wave. One expert may have a pair of every token.
+fn wave_pairs(tokens: usize) -> usize {
+    tokens.max(256)
+}
+
 struct Buffers<C: Core> {
     x: Ptr<C::Elem>,
-    /// Packed tokens of the pairs, sorted by expert.
+    /// Packed tokens of a wave's pairs.
     packed_x: Ptr<C::Elem>,
     packed_hidden: Ptr<C::Elem>,
     wide: Ptr<f32>,
@@ -104,13 +110,14 @@ struct Buffers<C: Core> {
 fn place<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C> {
     let (hidden, inner) = (desc.hidden as usize, desc.intermediate as usize);
     let (pairs, local) = (tokens * desc.top_k as usize, desc.local_experts as usize);
+    let wave = wave_pairs(tokens).min(pairs);
     Buffers {
         x: arena.take(tokens * padded::<C>(hidden)),
-        packed_x: arena.take(product::packed::<C>(hidden, pairs)),
-        packed_hidden: arena.take(product::packed::<C>(inner, pairs)),
+        packed_x: arena.take(product::packed::<C>(hidden, wave)),
+        packed_hidden: arena.take(product::packed::<C>(inner, wave)),
         wide: arena.take(slots * hidden),
         scratch: product::Scratch::place(hidden.max(inner), slots, arena),
-        hidden: arena.take(pairs * padded::<C>(inner)),
+        hidden: arena.take(wave * padded::<C>(inner)),
         pairs: arena.take(pairs),
         tokens: arena.take(pairs),
         counts: arena.take(local + 1),
@@ -209,92 +216,154 @@ pub unsafe fn launch<C: Core, A: Activation>(
         buffers.active.slice(0, count)
     };
     let inner_stride = padded::<C>(inner);
-    let mean = (tokens * desc.top_k as usize).div_ceil(active.len().max(1));
+    // Products write no padding, so it is cleared once.
+    for pair in 0..wave_pairs(tokens).min(tokens * desc.top_k as usize) {
+        for i in inner..inner_stride {
+            let at = C::MXFP4_ORDER.position(i, C::GROUP);
+            // SAFETY: positions are below the stride.
+            unsafe { *buffers.hidden.at(pair * inner_stride + at) = C::Elem::default() };
+        }
+    }
+    let mut done = 0;
+    while done < active.len() {
+        let mut end = done + 1;
+        let mut pairs = active[done].count as usize;
+        while end < active.len() && pairs + active[end].count as usize <= wave_pairs(tokens) {
+            pairs += active[end].count as usize;
+            end += 1;
+        }
+        // SAFETY: handed on; the wave's pairs fit the buffers.
+        unsafe {
+            Wave::<C, A> {
+                pool,
+                desc,
+                args,
+                buffers: &buffers,
+                active: &active[done..end],
+                pairs,
+                out: Ptr::new(args.out),
+            }
+            .run()
+        };
+        done = end;
+    }
+    Ok(())
+}
 
-    let rows_at = |data: Ptr<C::Elem>, stride: usize, first: u32, count: u32| Tokens {
-        data: data.offset(first as usize * stride),
-        stride,
-        index: Ptr::new(0),
-        count: count as usize,
-    };
-    let stride = padded::<C>(hidden);
-    let inputs = |first: u32, count: u32| Tokens {
-        data: buffers.x,
-        stride,
-        index: buffers.tokens.offset(first as usize),
-        count: count as usize,
-    };
-    let inputs_packed = |first, count| rows_at(buffers.packed_x, stride, first, count);
-    let hidden_rows = |first, count| rows_at(buffers.hidden, inner_stride, first, count);
-    let hidden_packed = |first, count| rows_at(buffers.packed_hidden, inner_stride, first, count);
-    for Active { first, count, .. } in active {
-        let to = buffers.packed_x.offset(*first as usize * stride);
-        // SAFETY: the rows were prepared above; the buffer has room for every pair.
-        unsafe { product::pack::<C>(pool, inputs(*first, *count), hidden, to) };
+/// Some experts and all their pairs.
+struct Wave<'a, C: Core, A> {
+    pool: &'a Pool,
+    desc: &'a ExpertsDesc,
+    args: &'a ExpertsArgs,
+    buffers: &'a Buffers<C>,
+    active: &'a [Active],
+    pairs: usize,
+    out: Ptr<A>,
+}
+
+impl<C: Core, A: Activation> Wave<'_, C, A> {
+    /// Place of an expert's first pair in the wave's buffers.
+    fn place(&self, active: Active) -> usize {
+        (active.first - self.active[0].first) as usize
     }
 
-    let rows = 2 * inner;
-    let chunk = product::chunk_rows::<C>(rows, mean, pool.slots());
-    let chunks = rows.div_ceil(chunk);
-    pool.run(active.len() * chunks, |slot, index| {
-        let Active { expert, first, count } = active[index / chunks];
-        let (weights, bias) = rows_of(&args.gate_up, expert as usize, rows, hidden);
-        let first_row = index % chunks * chunk;
-        let task = Product::<C, _, _> {
-            weights,
-            rows: first_row..(first_row + chunk).min(rows),
-            tokens: if C::TILES { inputs_packed(first, count) } else { inputs(first, count) },
-            scratch: buffers.scratch.of(slot),
-            epilogue: Activate::<C> {
-                hidden: buffers.hidden.offset(first as usize * inner_stride),
-                stride: inner_stride,
-                bias,
-                limit: desc.limit,
-                alpha: desc.alpha,
-                narrow: size_of::<A>() == 2,
-            },
-        };
-        // SAFETY: by the caller; each chunk writes its own columns of its expert's rows.
-        unsafe { task.run() };
-    });
-
-    let padding = inner..inner_stride;
-    if !padding.is_empty() {
-        for pair in 0..tokens * desc.top_k as usize {
-            for i in padding.clone() {
-                let at = C::MXFP4_ORDER.position(i, C::GROUP);
-                // SAFETY: positions are below the stride; the products above are done.
-                unsafe { *buffers.hidden.at(pair * inner_stride + at) = C::Elem::default() };
-            }
+    /// An expert's inputs as prepared.
+    fn inputs(&self, active: Active) -> Tokens<C::Elem> {
+        Tokens {
+            data: self.buffers.x,
+            stride: padded::<C>(self.desc.hidden as usize),
+            index: self.buffers.tokens.offset(active.first as usize),
+            count: active.count as usize,
         }
     }
 
-    for Active { first, count, .. } in active {
-        let to = buffers.packed_hidden.offset(*first as usize * inner_stride);
-        // SAFETY: the rows were written above; the buffer has room for every pair.
-        unsafe { product::pack::<C>(pool, hidden_rows(*first, *count), inner, to) };
+    /// An expert's hidden activations as prepared.
+    fn hidden(&self, active: Active) -> Tokens<C::Elem> {
+        let stride = padded::<C>(self.desc.intermediate as usize);
+        let data = self.buffers.hidden.offset(self.place(active) * stride);
+        Tokens { data, stride, index: Ptr::new(0), count: active.count as usize }
     }
 
-    let chunk = product::chunk_rows::<C>(hidden, mean, pool.slots());
-    let chunks = hidden.div_ceil(chunk);
-    pool.run(active.len() * chunks, |slot, index| {
-        let Active { expert, first, count } = active[index / chunks];
-        let (weights, bias) = rows_of(&args.down, expert as usize, hidden, inner);
-        let first_row = index % chunks * chunk;
-        let task = Product::<C, _, _> {
-            weights,
-            rows: first_row..(first_row + chunk).min(hidden),
-            tokens: if C::TILES { hidden_packed(first, count) } else { hidden_rows(first, count) },
-            scratch: buffers.scratch.of(slot),
-            epilogue: Scatter::<A> {
-                out: Ptr::new(args.out),
-                pairs: buffers.pairs.offset(first as usize),
-                bias,
-                columns: hidden,
-            },
-        };
-        // SAFETY: by the caller; each chunk writes its own columns of its expert's pairs.
-        unsafe { task.run() };
-    });
-    Ok(())
+    /// Where an expert's rows of `k` are packed.
+    fn room(&self, active: Active, k: usize, base: Ptr<C::Elem>) -> Ptr<C::Elem> {
+        base.offset(product::packed::<C>(k, self.place(active)))
+    }
+
+    /// Both products.
+    unsafe fn run(&self) {
+        let (hidden, inner) = (self.desc.hidden as usize, self.desc.intermediate as usize);
+        let (packed_x, packed_hidden) = (self.buffers.packed_x, self.buffers.packed_hidden);
+        for active in self.active {
+            // SAFETY: by the caller: inputs are prepared, the buffer has room for the wave's pairs.
+            unsafe {
+                product::pack::<C>(
+                    self.pool,
+                    self.inputs(*active),
+                    hidden,
+                    self.room(*active, hidden, packed_x),
+                )
+            };
+        }
+        self.each_chunk(2 * inner, |active, rows, slot| {
+            let (weights, bias) = rows_of(&self.args.gate_up, active.expert as usize, 2 * inner, hidden);
+            let units = self.hidden(active);
+            let task = Product::<C, _, _> {
+                weights,
+                rows,
+                tokens: product::packed_form::<C>(
+                    self.inputs(active),
+                    hidden,
+                    self.room(active, hidden, packed_x),
+                ),
+                scratch: self.buffers.scratch.of(slot),
+                epilogue: Activate::<C> {
+                    hidden: units.data,
+                    stride: units.stride,
+                    bias,
+                    limit: self.desc.limit,
+                    alpha: self.desc.alpha,
+                    narrow: size_of::<A>() == 2,
+                },
+            };
+            // SAFETY: by the caller; each chunk writes its own columns of its expert's rows.
+            unsafe { task.run() };
+        });
+        for active in self.active {
+            let room = self.room(*active, inner, packed_hidden);
+            // SAFETY: the rows were written above; the buffer has room for the wave's pairs.
+            unsafe { product::pack::<C>(self.pool, self.hidden(*active), inner, room) };
+        }
+        self.each_chunk(hidden, |active, rows, slot| {
+            let (weights, bias) = rows_of(&self.args.down, active.expert as usize, hidden, inner);
+            let task = Product::<C, _, _> {
+                weights,
+                rows,
+                tokens: product::packed_form::<C>(
+                    self.hidden(active),
+                    inner,
+                    self.room(active, inner, packed_hidden),
+                ),
+                scratch: self.buffers.scratch.of(slot),
+                epilogue: Scatter::<A> {
+                    out: self.out,
+                    pairs: self.buffers.pairs.offset(active.first as usize),
+                    bias,
+                    columns: hidden,
+                },
+            };
+            // SAFETY: by the caller; each chunk writes its own columns of its expert's pairs.
+            unsafe { task.run() };
+        });
+    }
+
+    /// Runs `body(expert, rows, slot)` for every chunk of `rows` rows of every expert.
+    fn each_chunk(&self, rows: usize, body: impl Fn(Active, std::ops::Range<usize>, usize) + Sync) {
+        let mean = self.pairs.div_ceil(self.active.len());
+        let chunk = product::chunk_rows::<C>(rows, mean, self.pool.slots());
+        let chunks = rows.div_ceil(chunk);
+        self.pool.run(self.active.len() * chunks, |slot, index| {
+            let first = index % chunks * chunk;
+            body(self.active[index / chunks], first..(first + chunk).min(rows), slot);
+        });
+    }
 }

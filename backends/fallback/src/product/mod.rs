@@ -112,10 +112,25 @@ impl<C: Core> Scratch<C> {
 
 /// Elements that packing `tokens` prepared rows takes.
 pub fn packed<C: Core>(k: usize, tokens: usize) -> usize {
-    if C::TILES { tokens * padded::<C>(k) } else { 0 }
+    #[cfg(target_arch = "x86_64")]
+    if C::TILES {
+        return tokens * tiles::stride::<C>(k);
+    }
+    let _ = (k, tokens);
+    0
 }
 
-/// Brings prepared rows into the form that products read: as they are, or packed into `to`.
+/// The form of prepared rows that products read: as they are, or packed into `to`, which is for [`pack`] to fill.
+pub fn packed_form<C: Core>(tokens: Tokens<C::Elem>, k: usize, to: Ptr<C::Elem>) -> Tokens<C::Elem> {
+    #[cfg(target_arch = "x86_64")]
+    if C::TILES {
+        return Tokens { data: to, stride: tiles::stride::<C>(k), index: Ptr::new(0), count: tokens.count };
+    }
+    let _ = (k, to);
+    tokens
+}
+
+/// Brings prepared rows into the form that products read and returns it.
 ///
 /// # Safety
 /// The tokens' rows are valid; `to` has room for [`packed`] elements.
@@ -129,10 +144,9 @@ pub unsafe fn pack<C: Core>(
     if C::TILES {
         // SAFETY: handed on.
         unsafe { tiles::pack::<C>(pool, tokens, k, to) };
-        return Tokens { data: to, index: Ptr::new(0), ..tokens };
     }
-    let _ = (pool, k, to);
-    tokens
+    let _ = pool;
+    packed_form::<C>(tokens, k, to)
 }
 
 /// Where results go.

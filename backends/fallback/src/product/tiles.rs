@@ -1,4 +1,4 @@
-//! Products on AMX tiles: 32 rows of weights times pairs of blocks of 16 tokens.
+//! Products on AMX tiles: 32 rows of weights times pairs of blocks of tokens, a tile's 16 columns each.
 //!
 //! Dense weights are read where they lie; MXFP4 and ragged edges go through a panel of decoded rows. Result tiles walk `k` from
 //! start to end whatever the number of tokens; a short panel for few tokens changes only when weights are decoded.
@@ -7,14 +7,15 @@ use super::{CHUNK_ROWS, Epilogue, Tokens, Weights, Write, padded};
 use crate::isa::amx::{Operands, ROW_BYTES, ROWS, configure, multiply, release, store};
 use crate::isa::avx512::transpose16;
 use crate::isa::{Core, Task};
+use crate::math::{Activation, from_bf16, to_bf16};
 use crate::memory::{Arena, Ptr};
 use crate::pool::Pool;
 use std::ops::Range;
 
 /// Rows of weights in a chunk: two tiles.
 pub const CHUNK: usize = 2 * ROWS;
-/// Tokens of a block: the columns of a tile.
-const BLOCK: usize = 16;
+/// Columns of a tile.
+const COLUMNS: usize = 16;
 /// Groups of `k` in the short panel: 16 KiB, for the first cache.
 const SHORT: usize = 4;
 /// Bytes of a step in a panel: both tiles.
@@ -39,8 +40,8 @@ impl Scratch {
         Self {
             panel: arena.take(slots * panel_bytes),
             panel_bytes,
-            result: arena.take(slots * CHUNK * BLOCK),
-            sums: arena.take(slots * BLOCK * CHUNK_ROWS),
+            result: arena.take(slots * CHUNK * COLUMNS),
+            sums: arena.take(slots * COLUMNS * CHUNK_ROWS),
         }
     }
 
@@ -49,70 +50,108 @@ impl Scratch {
         Self {
             panel: self.panel.offset(slot * self.panel_bytes),
             panel_bytes: self.panel_bytes,
-            result: self.result.offset(slot * CHUNK * BLOCK),
-            sums: self.sums.offset(slot * BLOCK * CHUNK_ROWS),
+            result: self.result.offset(slot * CHUNK * COLUMNS),
+            sums: self.sums.offset(slot * COLUMNS * CHUNK_ROWS),
         }
     }
 }
 
-/// Packs prepared rows for [`run`]: blocks of up to 16 tokens, each `[pair of k][token]`. A block takes as many elements
-/// as its rows do, so packed tokens lie at the same offsets as prepared ones.
+/// Tokens of a block: as many as fill the columns of a tile.
+const fn block_tokens<C: Core>() -> usize {
+    COLUMNS / C::PARTS
+}
+
+/// Elements from one packed token to the next; a block takes less.
+pub const fn stride<C: Core>(k: usize) -> usize {
+    // Three parts leave a column of each tile free; four parts' room lets a full block have rows of a cache line.
+    let columns = if C::PARTS == 1 { 1 } else { C::PARTS + 1 };
+    k.next_multiple_of(C::GROUP) * columns * 2 / size_of::<C::Elem>()
+}
+
+/// Columns from one pair of `k` to the next in a block.
+fn row_columns<C: Core>(tokens: usize) -> usize {
+    if tokens == block_tokens::<C>() { COLUMNS } else { tokens * C::PARTS }
+}
+
+/// Packs prepared rows for [`run`]: blocks of tokens, each `[pair of k][column]`, a token's parts in neighbouring columns.
 ///
 /// # Safety
-/// The tokens' rows are valid; `to` has room for them.
+/// The tokens' rows are valid; `to` has room for `stride` elements of each.
 pub unsafe fn pack<C: Core>(pool: &Pool, tokens: Tokens<C::Elem>, k: usize, to: Ptr<C::Elem>) {
-    pool.run(tokens.count.div_ceil(BLOCK), |_, block| {
-        let first = block * BLOCK;
-        let width = BLOCK.min(tokens.count - first);
-        let mut rows = [tokens.data.at(0).cast_const().cast::<u32>(); BLOCK];
-        for (at, row) in rows.iter_mut().enumerate().take(width) {
+    let most = block_tokens::<C>();
+    pool.run(tokens.count.div_ceil(most), |_, block| {
+        let first = block * most;
+        let count = most.min(tokens.count - first);
+        let mut rows = [tokens.data.at(0).cast_const(); COLUMNS];
+        for (at, row) in rows.iter_mut().enumerate().take(count) {
             // SAFETY: the block's tokens are below the count.
-            *row = unsafe { tokens.row(first + at) }.cast();
+            *row = unsafe { tokens.row(first + at) };
         }
+        let to = to.at(first * stride::<C>(k)).cast();
         let pairs = padded::<C>(k) / 2;
-        let to = to.at(first * padded::<C>(k)).cast();
         // SAFETY: by the caller; each block has its own part.
-        unsafe { C::enter(Pack { rows, width, pairs, to }) };
+        unsafe { C::enter(Pack::<C> { rows, count, pairs, to }) };
     });
 }
 
-struct Pack {
-    rows: [*const u32; BLOCK],
-    width: usize,
+struct Pack<C: Core> {
+    rows: [*const C::Elem; COLUMNS],
+    count: usize,
     pairs: usize,
     to: *mut u32,
 }
 
-impl Task for Pack {
+/// Pairs of `k` that are packed at a time.
+const SQUARE: usize = 16;
+
+impl<C: Core> Task for Pack<C> {
     #[inline(always)]
     unsafe fn run(self) {
-        let Self { rows, width, pairs, to } = self;
-        // SAFETY: by the caller: rows have `pairs` elements, `to` has room for all of them; pairs are a multiple of 16.
-        unsafe {
-            if width < BLOCK {
-                for (token, row) in rows.iter().enumerate().take(width) {
-                    for pair in 0..pairs {
-                        *to.add(pair * width + token) = *row.add(pair);
+        let Self { rows, count, pairs, to } = self;
+        let columns = row_columns::<C>(count);
+        let mut square = [[[0u16; 2 * SQUARE]; COLUMNS]; 2];
+        for pair in (0..pairs).step_by(SQUARE) {
+            for (token, row) in rows.iter().enumerate().take(count) {
+                // SAFETY: prepared rows have whole groups, so whole squares.
+                let values = unsafe { std::slice::from_raw_parts(row.add(2 * pair), 2 * SQUARE) };
+                for part in 0..C::PARTS {
+                    let to = &mut square[0][token * C::PARTS + part];
+                    for (to, value) in to.iter_mut().zip(values) {
+                        *to = part_of(value.to_f32(), part);
                     }
                 }
-                return;
             }
-            let mut square = [0u32; BLOCK * BLOCK];
-            for pair in (0..pairs).step_by(BLOCK) {
-                for (token, row) in rows.iter().enumerate() {
-                    std::ptr::copy_nonoverlapping(
-                        row.add(pair),
-                        square.as_mut_ptr().add(token * BLOCK),
-                        BLOCK,
-                    );
+            // SAFETY: by the caller: `to` has room for `pairs` rows of `columns`.
+            unsafe {
+                let from = square[0].as_ptr().cast();
+                if columns == COLUMNS {
+                    transpose16(from, SQUARE, to.add(pair * COLUMNS), COLUMNS);
+                } else {
+                    let turned = square[1].as_mut_ptr().cast::<u32>();
+                    transpose16(from, SQUARE, turned, COLUMNS);
+                    for row in 0..SQUARE {
+                        let to = to.add((pair + row) * columns);
+                        std::ptr::copy_nonoverlapping(turned.add(row * COLUMNS), to, columns);
+                    }
                 }
-                transpose16(square.as_ptr(), BLOCK, to.add(pair * BLOCK), BLOCK);
             }
         }
     }
 }
 
-/// A chunk of up to [`CHUNK`] rows times packed tokens (without an index). Elements are bfloat16.
+/// The bfloat16 nearest to a value, to what that leaves, or to what both leave. All three are exact together.
+#[inline(always)]
+fn part_of(value: f32, part: usize) -> u16 {
+    let mut rest = value;
+    let mut rounded = to_bf16(rest);
+    for _ in 0..part {
+        rest -= from_bf16(rounded);
+        rounded = to_bf16(rest);
+    }
+    rounded
+}
+
+/// A chunk of up to [`CHUNK`] rows times packed tokens (without an index).
 ///
 /// # Safety
 /// As [`super::Product::run`]; AMX is available.
@@ -169,25 +208,37 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Chunk<C, W, E> {
             row_stride: ROW_BYTES,
             tile_stride: ROWS * ROW_BYTES,
             step_stride: STEP_BYTES,
-            tokens: blocks.map(|block| block.data.wrapping_add(first_pair * 4 * block.width)),
-            token_strides: blocks.map(|block| 4 * block.width),
+            tokens: blocks.map(|block| block.data.wrapping_add(first_pair * block.stride)),
+            token_strides: blocks.map(|block| block.stride),
         }
     }
 
     /// Sums of one block to the epilogue.
     #[inline(always)]
-    unsafe fn deliver(&self, first_token: usize, width: usize, second: bool) {
+    unsafe fn deliver(&self, first_token: usize, count: usize, second: bool) {
         let Scratch { result, sums, .. } = self.scratch;
         // SAFETY: the results are complete; the scratch is the worker's own.
         unsafe {
             store(result.at(0), second);
             for half in 0..2 {
-                let from = result.at(half * ROWS * BLOCK).cast::<u32>();
-                transpose16(from, BLOCK, sums.at(half * ROWS).cast(), CHUNK_ROWS);
+                let from = result.at(half * ROWS * COLUMNS).cast::<u32>();
+                transpose16(from, COLUMNS, sums.at(half * ROWS).cast(), CHUNK_ROWS);
+            }
+            if C::PARTS > 1 {
+                // The smallest part first.
+                for token in 0..count {
+                    for row in 0..CHUNK {
+                        let mut sum = 0.0;
+                        for part in (0..C::PARTS).rev() {
+                            sum += *sums.at((token * C::PARTS + part) * CHUNK_ROWS + row);
+                        }
+                        *sums.at(token * CHUNK_ROWS + row) = sum;
+                    }
+                }
             }
             let rows = self.rows.len();
             let first_row = self.rows.start;
-            Write { epilogue: self.epilogue, first_token, first_row, rows, width, sums }.run();
+            Write { epilogue: self.epilogue, first_token, first_row, rows, width: count, sums }.run();
         }
     }
 }
@@ -196,7 +247,9 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Chunk<C, W, E> {
 #[derive(Clone, Copy)]
 struct Block {
     data: *const u8,
-    width: usize,
+    tokens: usize,
+    /// Bytes from one pair of `k` to the next.
+    stride: usize,
 }
 
 impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
@@ -205,7 +258,8 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
         let k = self.weights.columns();
         let groups = k.div_ceil(C::GROUP);
         let in_place = W::PLAIN && k.is_multiple_of(C::GROUP) && self.rows.len() == CHUNK;
-        let few = self.tokens.count <= 2 * BLOCK;
+        let most = block_tokens::<C>();
+        let few = self.tokens.count <= 2 * most;
         // SAFETY: by the caller.
         unsafe {
             if !in_place && !few {
@@ -213,15 +267,13 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
             }
             let mut token = 0;
             while token < self.tokens.count {
-                let blocks = [0, BLOCK].map(|skip| {
+                let blocks = [0, most].map(|skip| {
                     let first = token + skip;
-                    let left = self.tokens.count.saturating_sub(first);
-                    Block {
-                        data: self.tokens.data.at(first * self.tokens.stride).cast(),
-                        width: left.min(BLOCK),
-                    }
+                    let tokens = self.tokens.count.saturating_sub(first).min(most);
+                    let data = self.tokens.data.at(first * self.tokens.stride).cast();
+                    Block { data, tokens, stride: 4 * row_columns::<C>(tokens) }
                 });
-                let widths = (blocks[0].width, blocks[1].width);
+                let widths = (blocks[0].tokens * C::PARTS, blocks[1].tokens * C::PARTS);
                 // Also makes all results zero.
                 configure(widths.0, widths.1);
                 if in_place {
@@ -232,7 +284,7 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
                         tile_stride: ROWS * stride,
                         step_stride: ROW_BYTES,
                         tokens: blocks.map(|block| block.data),
-                        token_strides: blocks.map(|block| 4 * block.width),
+                        token_strides: blocks.map(|block| block.stride),
                     };
                     self.steps(&operands, 2 * groups, widths.1 > 0);
                 } else if few {
@@ -247,11 +299,11 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
                 } else {
                     self.steps(&self.panel_operands(&blocks, 0), 2 * groups, widths.1 > 0);
                 }
-                self.deliver(token, widths.0, false);
+                self.deliver(token, blocks[0].tokens, false);
                 if widths.1 > 0 {
-                    self.deliver(token + BLOCK, widths.1, true);
+                    self.deliver(token + most, blocks[1].tokens, true);
                 }
-                token += 2 * BLOCK;
+                token += 2 * most;
             }
             release();
         }
