@@ -1,5 +1,6 @@
 //! The command line.
 
+mod autotune;
 mod backends;
 mod graph;
 mod latency;
@@ -26,6 +27,8 @@ enum Command {
     Backends(backends::BackendsArgs),
     /// Print a model's graph before and after fusion
     Graph(graph::GraphArgs),
+    /// Measure the tactics of all backends and keep the choice for later starts
+    Autotune(autotune::AutotuneArgs),
     /// Measure a server, or this machine
     Bench {
         /// What to measure
@@ -70,6 +73,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Backends(args) => report("backends", backends::list(&args)),
         Command::ProbeBackend(args) => report("probe-backend", backends::probe(&args)),
         Command::Graph(args) => report("graph", graph::print(&args)),
+        Command::Autotune(args) => report("autotune", autotune::run(&args)),
         Command::Bench { what: Bench::Latency(args) } => report("bench latency", latency::run(&args)),
         Command::Bench { what: Bench::Serve(args) } => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

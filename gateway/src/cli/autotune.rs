@@ -1,0 +1,71 @@
+//! `gossamer autotune`: measures the tactics of all backends and keeps the choice for later starts.
+
+use crate::process::demo_model;
+use clap::Args;
+use gossamer_config::resolve;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::{error::Error, ffi::OsString, path::PathBuf};
+
+/// Arguments of `gossamer autotune`.
+#[derive(Args)]
+pub struct AutotuneArgs {
+    /// Directory of the model; without it the demo model
+    #[arg(value_name = "MODEL_DIR")]
+    model: Option<PathBuf>,
+    /// Where the kernel cache is kept; give `serve` the same
+    #[arg(long, value_name = "DIR")]
+    kernel_cache_dir: PathBuf,
+    /// Type of the activations
+    #[arg(long)]
+    dtype: Option<String>,
+    /// Type of the KV cache
+    #[arg(long)]
+    kv_cache_dtype: Option<String>,
+    /// Where weights come from: auto, safetensors or dummy
+    #[arg(long)]
+    load_format: Option<String>,
+    /// Tokens of the largest step to tune for
+    #[arg(long)]
+    max_num_batched_tokens: Option<u32>,
+    /// Directory with backend plugins
+    #[arg(long, value_name = "DIR")]
+    backend_dir: Option<PathBuf>,
+}
+
+impl AutotuneArgs {
+    /// The server's flags that say the same.
+    fn to_arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        let mut flag = |name: &str, value: Option<OsString>| {
+            if let Some(value) = value {
+                arguments.extend([name.into(), value]);
+            }
+        };
+        flag("--dtype", self.dtype.clone().map(Into::into));
+        flag("--kv-cache-dtype", self.kv_cache_dtype.clone().map(Into::into));
+        flag("--load-format", self.load_format.clone().map(Into::into));
+        flag("--max-num-batched-tokens", self.max_num_batched_tokens.map(|tokens| tokens.to_string().into()));
+        // A step of a few tokens has few sequences; the draw is tuned for as many as there can be.
+        flag("--max-num-seqs", self.max_num_batched_tokens.map(|tokens| tokens.min(256).to_string().into()));
+        flag("--backend-dir", self.backend_dir.clone().map(Into::into));
+        arguments.extend(self.model.clone().map(Into::into));
+        arguments
+    }
+}
+
+/// Measures, and writes the cache.
+pub fn run(args: &AutotuneArgs) -> Result<(), Box<dyn Error>> {
+    let config = resolve(args.to_arguments(), [], &demo_model())?.config;
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg:<20} {wide_bar} {pos}/{len} {elapsed}") {
+        bar.set_style(style);
+    }
+    let report = gossamer_worker::autotune(&config, &args.kernel_cache_dir, &mut |tokens, counts| {
+        bar.set_length(counts as u64);
+        bar.inc(1);
+        bar.set_message(format!("{tokens} tokens"));
+    })?;
+    bar.finish_and_clear();
+    println!("measured {} choices; the kernel cache is {}", report.measured, report.path.display());
+    Ok(())
+}
