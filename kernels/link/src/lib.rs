@@ -16,7 +16,9 @@ pub fn link() {
     println!("cargo:rerun-if-env-changed=GOSSAMER_KERNELS_DIR");
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let Some(folder) = prebuilt().or_else(built) else {
-        println!("cargo:warning=no CUDA kernels: set GOSSAMER_KERNELS_DIR (see kernels/build.py) or CUDA_HOME; CPU-only build");
+        println!(
+            "cargo:warning=no CUDA kernels: set GOSSAMER_KERNELS_DIR (see kernels/build.py) or CUDA_HOME; CPU-only build"
+        );
         return;
     };
     println!("cargo:rerun-if-changed={}", folder.join(LIBRARY).display());
