@@ -310,3 +310,71 @@ async fn api_servers_share_their_counters() {
     }
     assert_eq!(server.children().iter().filter(|(role, _)| role.starts_with("api-server")).count(), 3);
 }
+
+#[tokio::test]
+async fn connections_spread_over_the_api_servers() {
+    let server = TestServer::sim(&["--api-server-count", "3"]).await;
+    let mut kept = Vec::new();
+    for _ in 0..60 {
+        // Kept alive by its client.
+        let client = server.client();
+        assert_eq!(client.get("/live").await.unwrap().status, 200);
+        kept.push(client);
+    }
+    let sockets = |pid: u32| {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    };
+    let servers = server.children().into_iter().filter(|(role, _)| role.starts_with("api-server"));
+    let counts: Vec<usize> = servers.map(|(_, pid)| sockets(pid)).collect();
+    assert_eq!(counts.len(), 3);
+    assert!(counts.iter().sum::<usize>() >= 60, "{counts:?}");
+    assert!(counts.iter().all(|count| *count >= 10), "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_killed_api_server_takes_only_its_own_connections_along() {
+    let server = TestServer::dummy(&["--api-server-count", "2"]).await;
+    let body = endless("x");
+    let mut streams = Vec::new();
+    for _ in 0..6 {
+        let mut stream = server.client().open(COMPLETIONS, &body).await;
+        stream.next().await.unwrap().expect("it has begun");
+        streams.push(stream);
+    }
+    kill(server.child("api-server-0"), Signal::KILL);
+    let (mut broken, mut whole) = (0, 0);
+    for mut stream in streams {
+        match stream.rest().await {
+            Ok(end) if end.done => whole += 1,
+            _ => broken += 1,
+        }
+    }
+    assert!(broken > 0 && whole > 0, "{broken} broken, {whole} whole");
+    // Its successor serves, and nothing of the dead one's runs on.
+    idle(&server).await;
+    eventually("two API servers", async || match server.children().len() {
+        4 => Ok(()),
+        count => Err(format!("{count} children")),
+    })
+    .await;
+    for _ in 0..6 {
+        server.client().post(COMPLETIONS, &json!({"prompt": "x", "max_tokens": 2, "ignore_eos": true})).await;
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_that_waits_no_longer_says_so() {
+    let mut server = TestServer::dummy(&["--shutdown-timeout", "0.2"]).await;
+    let client = server.client();
+    let mut body = endless("x");
+    body["max_tokens"] = json!(20_000);
+    let mut stream = client.open(COMPLETIONS, &body).await;
+    stream.next().await.unwrap().expect("it has begun");
+    server.signal(Signal::TERM);
+    let end = stream.rest().await.unwrap();
+    assert!(end.done);
+    assert_eq!(end.events.last().unwrap().data["error"]["code"], "shutting_down");
+    server.wait_exit().await;
+}

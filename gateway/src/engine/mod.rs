@@ -129,7 +129,12 @@ impl Engine {
     /// The engine failed for good: all requests end with an error and none is taken.
     pub fn fail(&self, message: &str) {
         self.shared.state.send_replace(EngineState::Failed(message.to_owned()));
-        self.registry().fail_all(message);
+        self.registry().end_all(|| Event::Failed { message: message.to_owned() });
+    }
+
+    /// The time that a shutdown gives to running requests is over: they end with an error.
+    pub fn shut_down(&self) {
+        self.registry().end_all(|| Event::ShutDown);
     }
 
     /// Takes what the scheduler said.

@@ -99,9 +99,10 @@ impl Registry {
         self.forget_if_finished(key.request);
     }
 
-    pub(super) fn fail_all(&mut self, message: &str) {
+    /// Ends all requests with an event that `tell` makes.
+    pub(super) fn end_all(&mut self, tell: impl Fn() -> Event) {
         for (_, request) in self.requests.drain() {
-            let _ = request.events.send(Event::Failed { message: message.to_owned() });
+            let _ = request.events.send(tell());
         }
     }
 

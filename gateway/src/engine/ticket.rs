@@ -33,6 +33,8 @@ pub enum Event {
         /// What happened.
         message: String,
     },
+    /// The server shuts down and waits no longer.
+    ShutDown,
 }
 
 /// The sequences of one HTTP request. Dropping it ends those that still run, which is how a client that went away

@@ -160,6 +160,10 @@ impl Generation {
                 self.fail_open();
                 Err(engine_failed(message))
             }
+            Ok(Some(Event::ShutDown)) => {
+                self.fail_open();
+                Err(shut_down())
+            }
             Ok(event) => {
                 self.early = event;
                 Ok(())
@@ -193,6 +197,10 @@ impl Generation {
                 Some(Event::Failed { message }) => {
                     self.fail_open();
                     return Poll::Ready(Step::Failed(engine_failed(message)));
+                }
+                Some(Event::ShutDown) => {
+                    self.fail_open();
+                    return Poll::Ready(Step::Failed(shut_down()));
                 }
                 None => {
                     self.fail_open();
@@ -262,4 +270,8 @@ impl Generation {
 
 fn engine_failed(message: String) -> ApiError {
     ApiError::internal(format!("the engine failed: {message}")).code("engine_failed")
+}
+
+fn shut_down() -> ApiError {
+    ApiError::unavailable("the server shut down before the request was finished").code("shutting_down")
 }

@@ -98,6 +98,7 @@ struct State {
 
 /// An API server's life.
 pub fn run(context: ChildContext) -> Result<(), ApiServerError> {
+    allow_many_connections();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // All API servers together get the cores; on few cores one thread each saves the hand-overs between threads.
     let threads = (cores / usize::from(context.config.api_server_count)).clamp(1, 8);
@@ -111,6 +112,16 @@ pub fn run(context: ChildContext) -> Result<(), ApiServerError> {
     // Threads that still tokenize for clients who are gone must not hold up the end.
     runtime.shutdown_background();
     result
+}
+
+/// Every connection is a file. Systems give programs few by default, and let them ask for more.
+fn allow_many_connections() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, wanted) {
+        tracing::debug!(%error, "the number of open files stays as it was");
+    }
 }
 
 async fn serve(mut context: ChildContext) -> Result<(), ApiServerError> {
@@ -289,7 +300,7 @@ impl State {
         if open == 0 || Instant::now() >= until {
             if open > 0 {
                 tracing::warn!(open, "requests are cut off: the time to finish is over");
-                self.app.engine.fail("the server shuts down");
+                self.app.engine.shut_down();
             }
             self.drain_until = None;
             self.drain.close();
