@@ -13,7 +13,7 @@ use std::{ffi::OsString, fmt::Display, process::ExitCode};
 
 /// Serves OpenAI's gpt-oss models.
 #[derive(Parser)]
-#[command(name = "gossamer", version, about, max_term_width = 110)]
+#[command(name = "gossamer", version, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -59,8 +59,8 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Some(_) => expand_short_flags(arguments),
         None => arguments,
     };
-    let command = Cli::command();
-    let matches = match command.no_binary_name(true).try_get_matches_from(arguments) {
+    let named = std::iter::once("gossamer".into()).chain(arguments);
+    let matches = match Cli::command().try_get_matches_from(named) {
         Ok(matches) => matches,
         Err(error) => error.exit(),
     };
