@@ -6,7 +6,7 @@ use clap::Args;
 use gossamer_config::{ModelConfig, resolve};
 use gossamer_fallback::roofs;
 use gossamer_kernels::cost::{CostModel, StepLoad};
-use gossamer_worker::latency::{self, Case, Measured, Roofs};
+use gossamer_worker::latency::{self, Case, LatencyError, Measured, Roofs};
 use gossamer_worker::process::open_model;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -167,18 +167,25 @@ pub fn run(args: &LatencyArgs) -> Result<(), Box<dyn Error>> {
     progress("opening the model".to_owned());
     let shape = ModelConfig::load(&config.model)?;
     let mut model = open_model(&config, 0)?;
-    let mut measured = Vec::new();
-    for case in cases {
-        progress(describe(&case));
-        measured.push(latency::measure(
-            &mut model,
-            &shape,
-            &before,
-            case,
-            args.num_iters_warmup,
-            args.num_iters,
-        )?);
-    }
+    // On a thread of its own: the launcher is bound to a CPU, which the threads of the roofs must not inherit.
+    let measure = || {
+        gossamer_worker::pool::pin_launcher();
+        let mut measured = Vec::new();
+        for case in cases {
+            progress(describe(&case));
+            measured.push(latency::measure(
+                &mut model,
+                &shape,
+                &before,
+                case,
+                args.num_iters_warmup,
+                args.num_iters,
+            )?);
+        }
+        Ok::<_, LatencyError>(measured)
+    };
+    let measured =
+        std::thread::scope(|scope| scope.spawn(measure).join()).map_err(|_| "the measurement panicked")??;
     progress("roofs of the machine".to_owned());
     let roofs = higher(before, measure_roofs(threads));
     bar.finish_and_clear();

@@ -7,10 +7,22 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
+use gossamer_wire::EngineInfo;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-fn card(app: &App, name: &str, max_model_len: u32) -> Value {
+/// Token ids below this are text: control tokens come last in the vocabularies of gpt-oss. For clients that make prompts of
+/// random tokens.
+fn text_vocab_size(app: &App, info: &EngineInfo) -> u32 {
+    match app.tokenizer() {
+        Some(tokenizer) => {
+            (0..info.vocab_size).find(|id| tokenizer.is_special(*id)).unwrap_or(info.vocab_size)
+        }
+        None => info.vocab_size,
+    }
+}
+
+fn card(app: &App, name: &str, info: &EngineInfo) -> Value {
     json!({
         "id": name,
         "object": "model",
@@ -18,7 +30,8 @@ fn card(app: &App, name: &str, max_model_len: u32) -> Value {
         "owned_by": "gossamer",
         "root": app.config.model.display().to_string(),
         "parent": null,
-        "max_model_len": max_model_len,
+        "max_model_len": info.max_model_len,
+        "text_vocab_size": text_vocab_size(app, info),
     })
 }
 
@@ -27,7 +40,7 @@ pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Res
     authorize(&app, &headers)?;
     let info = app.admit()?;
     let names = &app.config.served_model_names;
-    let data: Vec<_> = names.iter().map(|name| card(&app, name, info.max_model_len)).collect();
+    let data: Vec<_> = names.iter().map(|name| card(&app, name, &info)).collect();
     Ok(Json(json!({"object": "list", "data": data})).into_response())
 }
 
@@ -46,5 +59,5 @@ pub async fn one(
                 .code("model_not_found")
         });
     }
-    Ok(Json(card(&app, &name, info.max_model_len)).into_response())
+    Ok(Json(card(&app, &name, &info)).into_response())
 }
