@@ -116,12 +116,18 @@ impl Client {
 
     /// Begins a stream that must be answered 200.
     pub async fn open(&self, path: &str, body: &Value) -> OpenStream {
+        self.try_open(path, body).await.unwrap_or_else(|error| panic!("{path} {body}: {error}"))
+    }
+
+    /// Begins a stream, if it is answered 200.
+    pub async fn try_open(&self, path: &str, body: &Value) -> Result<OpenStream, String> {
         let mut body = body.clone();
         body["stream"] = Value::Bool(true);
-        let response = self.send(Method::POST, path, body.to_string().into()).await;
-        let response = response.unwrap_or_else(|error| panic!("{path}: {error}"));
-        assert_eq!(response.status(), 200, "{path} {body}");
-        OpenStream { body: response.into_body(), rest: String::new(), done: false }
+        let response = self.send(Method::POST, path, body.to_string().into()).await?;
+        match response.status().as_u16() {
+            200 => Ok(OpenStream { body: response.into_body(), rest: String::new(), done: false }),
+            status => Err(format!("status {status}")),
+        }
     }
 
     /// Reads a whole stream that must end with `[DONE]`.

@@ -1,0 +1,134 @@
+//! Clients that leave: work for them stops, whether it streams or not, runs, waits, or is in its prompt.
+
+use gossamer_tests::{
+    client::Client,
+    processes::{golden_server, idle, metric},
+    server::TestServer,
+};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+
+const COMPLETIONS: &str = "/v1/completions";
+/// Gauges are back at 0 within this time.
+const SOON: Duration = Duration::from_secs(5);
+
+fn endless() -> Value {
+    json!({"prompt": [1, 2, 3], "max_tokens": 20_000, "ignore_eos": true})
+}
+
+/// A request whose client will leave: a connection of its own, closed when the task is aborted.
+fn plain(server: &TestServer, body: Value) -> JoinHandle<()> {
+    let client = Client::new(server.port());
+    tokio::spawn(async move { drop(client.try_post(COMPLETIONS, &body).await) })
+}
+
+async fn aborts(server: &TestServer) -> f64 {
+    server.client().metric("request_success_total", "finished_reason=\"abort\"").await
+}
+
+#[tokio::test]
+async fn fifty_streams_cut_at_once_leave_nothing() {
+    let server = golden_server(&["--num-gpu-blocks-override", "2200"]).await;
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        let client = Client::new(server.port());
+        let mut stream = client
+            .open(COMPLETIONS, &json!({"prompt": [4, 5], "max_tokens": 2000, "ignore_eos": true}))
+            .await;
+        stream.next().await.expect("it is whole").expect("it has begun");
+        streams.push((client, stream));
+    }
+    drop(streams);
+    let left = Instant::now();
+    idle(&server).await;
+    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
+    // Some may have ended by themselves before they were cut.
+    let client = server.client();
+    let (aborted, ended) = (aborts(&server).await, client.metric("request_success_total", "").await);
+    assert_eq!(ended, 50.0);
+    assert!(aborted > 0.0, "{aborted} of 50 were aborted");
+    assert_eq!(
+        client.metric("prompt_tokens_total", "").await,
+        client.metric("request_prompt_tokens_sum", "").await
+    );
+    metric(&server, "open_connections", |open| open <= 3.0).await;
+}
+
+#[tokio::test]
+async fn running_and_queued_requests_end_with_their_clients() {
+    let server = golden_server(&["--max-num-seqs", "4", "--api-server-count", "2"]).await;
+    // Four run, of which two stream; four wait.
+    let mut tasks: Vec<_> = (0..2).map(|_| plain(&server, endless())).collect();
+    metric(&server, "num_requests_running", |count| count == 2.0).await;
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let client = Client::new(server.port());
+        let mut stream = client.open(COMPLETIONS, &endless()).await;
+        stream.next().await.expect("it is whole").expect("it has begun");
+        streams.push((client, stream));
+    }
+    tasks.extend((0..4).map(|number| {
+        let mut body = endless();
+        body["stream"] = (number % 2 == 0).into();
+        plain(&server, body)
+    }));
+    metric(&server, "num_requests_waiting", |count| count == 4.0).await;
+    // Those that wait leave first: those that run are not disturbed.
+    let queued = tasks.split_off(2);
+    queued.iter().for_each(JoinHandle::abort);
+    metric(&server, "num_requests_waiting", |count| count == 0.0).await;
+    assert_eq!(server.client().metric("num_requests_running", "").await, 4.0);
+    tasks.iter().for_each(JoinHandle::abort);
+    drop(streams);
+    let left = Instant::now();
+    idle(&server).await;
+    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
+    assert_eq!(aborts(&server).await, 8.0);
+}
+
+#[tokio::test]
+async fn prompts_under_way_end_with_their_clients() {
+    let server = golden_server(&["--max-num-seqs", "16", "--max-num-batched-tokens", "64"]).await;
+    let mut tasks = Vec::new();
+    for stream in [true, false] {
+        tasks.push(plain(&server, json!({"prompt": vec![7; 50_000], "max_tokens": 1, "stream": stream})));
+    }
+    metric(&server, "num_requests_running", |count| count == 2.0).await;
+    tasks.iter().for_each(JoinHandle::abort);
+    let left = Instant::now();
+    idle(&server).await;
+    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
+    assert_eq!(aborts(&server).await, 2.0);
+    // No token was drawn for anybody.
+    assert_eq!(server.client().metric("generation_tokens_total", "").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_prompts_in_the_tokenizer_stall_nobody() {
+    let server = TestServer::sim(&[]).await;
+    let text = "The quick brown fox jumps over the lazy dog. ".repeat(12_500);
+    let tasks: Vec<_> = (0..8)
+        .map(|number| {
+            let client = Client::new(server.port());
+            let body = json!({"prompt": format!("{number} {text}"), "max_tokens": 1});
+            tokio::spawn(async move { client.post(COMPLETIONS, &body).await })
+        })
+        .collect();
+    let client = server.client();
+    let mut gaps = Vec::new();
+    while !tasks.iter().all(JoinHandle::is_finished) {
+        let start = Instant::now();
+        assert_eq!(client.get("/health").await.expect("an answer").status, 200);
+        gaps.push(start.elapsed());
+    }
+    for task in tasks {
+        let answer = task.await.expect("no panic");
+        assert!(answer["usage"]["prompt_tokens"].as_u64().is_some_and(|count| count > 120_000), "{answer}");
+    }
+    gaps.sort();
+    let p99 = gaps[gaps.len() * 99 / 100];
+    println!("{} answers of /health, p99 {p99:?}", gaps.len());
+    // A frozen event loop would answer a few times in all, each after seconds.
+    assert!(gaps.len() >= 20 && p99 < Duration::from_secs(1), "{} answers, p99 {p99:?}", gaps.len());
+}
