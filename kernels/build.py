@@ -10,6 +10,7 @@ compiled for the others only.
     kernels/build.py [--out DIR] [--cache DIR] [--check] [--only SUBSTRING] [-j N] [--arch 90a]
 
 --check compiles every source for every architecture it names and keeps nothing (what CI runs).
+--emulate compiles the checks under cuda/emulation with the host's compiler and runs them: kernels without a GPU.
 """
 import argparse
 import concurrent.futures
@@ -131,11 +132,30 @@ def compile_one(nvcc, source, target, archs):
     return done.returncode, done.stdout + done.stderr
 
 
+def emulate(nvcc, only):
+    """Builds and runs the emulated checks. The stand-ins come before the real headers."""
+    if not shutil.which("g++"):
+        say("emulated checks not run: no g++ here")
+        return NO_TOOLKIT
+    headers = nvcc.resolve().parent.parent / "include"
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for source in sorted((ROOT / "cuda/emulation").glob("*.cc")):
+            if only not in source.name:
+                continue
+            program = Path(folder) / source.stem
+            subprocess.run(["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi",
+                            f"-I{ROOT / 'cuda/emulation'}", f"-I{ROOT / 'cuda/include'}", "-isystem", str(headers), str(source), "-o", str(program)], check=True)
+            failed += subprocess.run([str(program)]).returncode != 0
+    return 1 if failed else 0
+
+
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--out", type=Path, default=ROOT / "build")
     args.add_argument("--cache", type=Path, default=Path(os.environ.get("GOSSAMER_CUDA_CACHE", Path.home() / ".cache/gossamer/cuda-13.0")))
     args.add_argument("--check", action="store_true")
+    args.add_argument("--emulate", action="store_true")
     args.add_argument("--only", default="")
     args.add_argument("--arch", help="compile for this architecture alone (90a)")
     args.add_argument("-j", type=int, default=os.cpu_count())
@@ -147,6 +167,9 @@ def main():
             "Install CUDA 13 or give pip access to PyPI; the workspace builds CPU-only meanwhile.")
         return NO_TOOLKIT
     say(f"nvcc: {nvcc} {nvcc_version(nvcc)}")
+
+    if args.emulate:
+        return emulate(nvcc, args.only)
 
     sources = sorted(p for p in (ROOT / "cuda").rglob("*.cu") if args.only in str(p.relative_to(ROOT)))
     if not sources:

@@ -5,12 +5,16 @@
 // expert is not fixed; no result depends on it.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
 #include "gossamer/grouped.h"
+#include "gossamer/mxfp4.cuh"
 
 namespace gossamer::grouped {
+
+using bf16 = __nv_bfloat16;
 
 constexpr uint32_t kMaxExperts = 1024;
 constexpr uint32_t kClasses = 8;
@@ -33,64 +37,24 @@ struct Plan {
   TokenTile* tiles;       // [kClasses][tiles_per_class]
   uint32_t tiles_per_class;
   uint32_t* pairs;        // [tokens * top_k]: token * top_k + choice
-  __nv_bfloat16* x;       // [tokens * top_k, hidden], sorted
-  __nv_bfloat16* inner;   // [tokens * top_k, intermediate], sorted
+  void* x;                // [tokens * top_k, hidden], sorted, bf16 or E4M3
+  void* inner;            // [tokens * top_k, intermediate], sorted, likewise
+  // E4M3 alone:
+  float* token_scales;    // per sorted row, and kMaxWidth more that are read and not used
+  const uint8_t *gate_up_maxima, *down_maxima;
 };
 
-// Tiles of one width at most: full ones, and one rest per expert.
-inline uint32_t most_tiles(const GossamerExpertsDesc& d, uint32_t tokens) { return tokens * d.top_k / kMaxWidth + d.local_experts + 1; }
+// `inner` is at most (limit + 1) * limit = 56 in size for the model's limit of 7, so one scale does for all of it: 56 x 8 = 448.
+// E4M3 is a floating type: only values below 2^-9 lose digits, and they are a thousandth of what such a scale is for.
+constexpr float kInnerScale = 8.f;
 
-__global__ void __launch_bounds__(1024) plan_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
-  __shared__ uint32_t counts[kMaxExperts], classes[kClasses];
-  const uint32_t pairs = a.tokens * d.top_k, e = threadIdx.x;
-  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
-  counts[e] = 0;
-  if (e < kClasses) classes[e] = 0;
-  __syncthreads();
-  for (uint32_t i = e; i < pairs; i += 1024) {
-    const uint32_t expert = ids[i] - d.first_expert;
-    if (expert < d.local_experts) atomicAdd(&counts[expert], 1u);
-  }
-  __syncthreads();
-  const uint32_t count = counts[e];
-  for (uint32_t step = 1; step < kMaxExperts; step *= 2) {  // inclusive prefix sums
-    __syncthreads();
-    const uint32_t below = e >= step ? counts[e - step] : 0;
-    __syncthreads();
-    counts[e] += below;
-  }
-  __syncthreads();
-  const uint32_t start = counts[e] - count;
-  if (e == kMaxExperts - 1) *p.total = counts[e];
-  for (uint32_t first = 0; first < count;) {
-    const uint32_t rest = min(count - first, kMaxWidth);
-    uint32_t c = 0;
-    while (width_of(c) < rest) ++c;
-    p.tiles[c * p.tiles_per_class + atomicAdd(&classes[c], 1u)] = {e, start + first, rest};
-    first += rest;
-  }
-  __syncthreads();
-  if (e < kClasses) p.tile_counts[e] = classes[e];
-  counts[e] = start;
-  __syncthreads();
-  for (uint32_t i = e; i < pairs; i += 1024) {
-    const uint32_t expert = ids[i] - d.first_expert;
-    if (expert < d.local_experts) p.pairs[atomicAdd(&counts[expert], 1u)] = i;
-  }
-}
+// Byte that column `c` of a k16 step takes (see product.cuh).
+__host__ __device__ constexpr int place_of(int c) { return 4 * (c % 8 / 2) + 2 * (c & 1) + (c < 8 ? 1 : 0); }
 
-// One block per sorted row, and per row of an expert held elsewhere, whose output is zero.
-__global__ void gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
-  const uint32_t row = blockIdx.x, chunks = d.hidden / 8;
-  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
-  if (ids[row] - d.first_expert >= d.local_experts) {
-    uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * chunks;
-    for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = make_uint4(0, 0, 0, 0);
-  }
-  if (row >= *p.total) return;
-  const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(p.pairs[row] / d.top_k) * chunks;
-  uint4* out = reinterpret_cast<uint4*>(p.x) + static_cast<size_t>(row) * chunks;
-  for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = x[i];
-}
+
+int products_bf16(const GossamerExpertsDesc&, const GossamerExpertsArgs&, const Plan&, cudaStream_t);
+int products_fp8(const GossamerExpertsDesc&, const GossamerExpertsArgs&, const Plan&, cudaStream_t);
+bool prepare_bf16();
+bool prepare_fp8();
 
 }  // namespace gossamer::grouped

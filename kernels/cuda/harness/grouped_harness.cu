@@ -1,6 +1,8 @@
 // archs: 90a
 // Checks the grouped expert products against the portable kernels and both against float64, then times them.
 // usage: grouped_harness [check|time|all]
+#include <cuda_fp8.h>
+
 #include <cstring>
 #include <set>
 
@@ -13,31 +15,48 @@
 using namespace harness;
 using bf16 = __nv_bfloat16;
 
-__global__ void scales_kernel(uint8_t* p, size_t n, uint32_t seed) {
+__global__ void scales_kernel(uint8_t* p, size_t n, uint32_t seed, uint32_t spread) {
   for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x)
-    p[i] = 117 + ((i * 2654435761u + seed) >> 13) % 4;
+    p[i] = 121 - ((i * 2654435761u + seed) >> 13) % spread;
 }
 
 struct Layer {
   GossamerExpertsDesc d;
   Device<uint8_t> gate_up, down;
   Device<bf16> gate_up_bias, down_bias;
+  Device<uint8_t> gate_up_maxima, down_maxima;
+  uint32_t spread;
 
-  Layer(uint32_t hidden, uint32_t intermediate, uint32_t experts, uint32_t first, uint32_t local, uint32_t seed)
-      : d{hidden, intermediate, experts, first, local, 4, 7.f, 1.702f, GOSSAMER_BF16, GOSSAMER_MXFP4, 0},
+  // Block scales take `spread` neighbouring powers of two.
+  Layer(uint32_t hidden, uint32_t intermediate, uint32_t experts, uint32_t first, uint32_t local, uint32_t seed, uint32_t scale_spread = 4)
+      : d{hidden, intermediate, experts, first, local, 4, 7.f, 1.702f, GOSSAMER_BF16, GOSSAMER_MXFP4, 1},
         gate_up(local * gossamer::mxfp4::matrix_bytes(2 * intermediate, hidden)),
         down(local * gossamer::mxfp4::matrix_bytes(hidden, intermediate)),
         gate_up_bias(static_cast<size_t>(local) * 2 * intermediate),
-        down_bias(static_cast<size_t>(local) * hidden) {
+        down_bias(static_cast<size_t>(local) * hidden),
+        gate_up_maxima(static_cast<size_t>(local) * 2 * intermediate),
+        down_maxima(static_cast<size_t>(local) * hidden),
+        spread(scale_spread) {
     fill(gate_up, 2 * intermediate, hidden, true, seed);
     fill(down, hidden, intermediate, false, seed + 1);
     fill_bf16(gate_up_bias.p, gate_up_bias.n, 0.1f, seed + 2);
     fill_bf16(down_bias.p, down_bias.n, 0.1f, seed + 3);
+    REQUIRE_OK(gossamer_grouped_maxima(gate_up.p, gate_up_maxima.p, local, 2 * intermediate, hidden, 0));
+    REQUIRE_OK(gossamer_grouped_maxima(down.p, down_maxima.p, local, hidden, intermediate, 0));
+  }
+  GossamerExpertsArgs args(const void* x, const uint32_t* ids, void* out, uint32_t tokens, bool maxima) const {
+    const auto address = [](const void* p) { return reinterpret_cast<uint64_t>(p); };
+    return {address(x),
+            address(ids),
+            {address(gate_up.p), maxima ? address(gate_up_maxima.p) : 0, address(gate_up_bias.p)},
+            {address(down.p), maxima ? address(down_maxima.p) : 0, address(down_bias.p)},
+            address(out),
+            tokens};
   }
   void fill(Device<uint8_t>& packed, uint32_t rows, uint32_t k, bool interleaved, uint32_t seed) {
     Device<uint8_t> blocks(static_cast<size_t>(d.local_experts) * rows * k / 2), scales(static_cast<size_t>(d.local_experts) * rows * k / 32);
     fill_random(blocks.p, blocks.n, seed);
-    scales_kernel<<<1024, 256>>>(scales.p, scales.n, seed);
+    scales_kernel<<<1024, 256>>>(scales.p, scales.n, seed, spread);
     GossamerRepackArgs r = {blocks.p, scales.p, packed.p, nullptr, static_cast<int>(d.local_experts), static_cast<int>(rows), static_cast<int>(k), interleaved, 0, 0};
     REQUIRE_OK(gossamer_repack_mxfp4(&r, 0));
     CHECK(cudaDeviceSynchronize());
@@ -63,22 +82,29 @@ std::vector<uint32_t> route(uint32_t tokens, uint32_t experts, bool skewed, std:
 
 double rounded(double v) { return __bfloat162float(__float2bfloat16(static_cast<float>(v))); }
 
-// One (token, choice) in float64, with the intermediate rounded to bf16 as every kernel stores it.
-std::vector<double> reference(const Layer& l, const std::vector<bf16>& x, uint32_t token, uint32_t expert) {
+double e4m3(double v) { return static_cast<float>(__nv_fp8_e4m3(static_cast<float>(v))); }
+
+// One (token, choice) in float64, with the intermediate rounded to bf16 as every kernel stores it; `quantised`: with activations
+// rounded as the FP8 tactic does. (The reference's own weights are exact in both.)
+std::vector<double> reference(const Layer& l, const std::vector<bf16>& x, uint32_t token, uint32_t expert, bool quantised) {
   const uint32_t H = l.d.hidden, I = l.d.intermediate;
   const auto wg = l.matrix(l.gate_up, expert, 2 * I, H, true), wd = l.matrix(l.down, expert, H, I, false);
   const auto bg = l.gate_up_bias.get(), bd = l.down_bias.get();
-  std::vector<double> inner(I), out(H);
+  std::vector<double> row(H), inner(I), out(H);
+  float top = 0;
+  for (uint32_t i = 0; i < H; ++i) row[i] = __bfloat162float(x[static_cast<size_t>(token) * H + i]), top = std::max(top, static_cast<float>(std::abs(row[i])));
+  if (quantised)
+    for (double& v : row) v = e4m3(static_cast<float>(v) * (448.f / top)) * static_cast<double>(top / 448.f);
   for (uint32_t c = 0; c < I; ++c) {
     double gate = __bfloat162float(bg[static_cast<size_t>(expert) * 2 * I + 2 * c]), up = __bfloat162float(bg[static_cast<size_t>(expert) * 2 * I + 2 * c + 1]);
     for (uint32_t i = 0; i < H; ++i) {
-      const double v = __bfloat162float(x[static_cast<size_t>(token) * H + i]);
-      gate += v * wg[static_cast<size_t>(2 * c) * H + i];
-      up += v * wg[static_cast<size_t>(2 * c + 1) * H + i];
+      gate += row[i] * wg[static_cast<size_t>(2 * c) * H + i];
+      up += row[i] * wg[static_cast<size_t>(2 * c + 1) * H + i];
     }
     gate = std::min(gate, 7.0);
     up = std::clamp(up, -7.0, 7.0);
-    inner[c] = rounded((up + 1) * gate / (1 + std::exp(-1.702 * gate)));
+    const double v = (up + 1) * gate / (1 + std::exp(-1.702 * gate));
+    inner[c] = quantised ? e4m3(8 * v) / 8 : rounded(v);
   }
   for (uint32_t r = 0; r < H; ++r) {
     out[r] = __bfloat162float(bd[static_cast<size_t>(expert) * H + r]);
@@ -87,45 +113,47 @@ std::vector<double> reference(const Layer& l, const std::vector<bf16>& x, uint32
   return out;
 }
 
-void check(const Layer& l, uint32_t tokens, bool skewed, bool against_float64, uint32_t seed) {
+void check(const Layer& l, uint32_t tokens, bool skewed, bool against_float64, uint32_t seed, float size = 1.7f) {
   std::mt19937 rng(seed);
   const uint32_t H = l.d.hidden;
-  Device<bf16> x(static_cast<size_t>(tokens) * H), got(static_cast<size_t>(tokens) * 4 * H), expected(got.n);
-  fill_bf16(x.p, x.n, 1.7f, seed);
+  Device<bf16> x(static_cast<size_t>(tokens) * H), got(static_cast<size_t>(tokens) * 4 * H), got_fp8(got.n), expected(got.n);
+  fill_bf16(x.p, x.n, size, seed);
   const auto ids = route(tokens, l.d.experts, skewed, rng);
   Device<uint32_t> ids_device(ids);
-  GossamerExpertsArgs a = {};
-  a.x = reinterpret_cast<uint64_t>(x.p);
-  a.expert_ids = reinterpret_cast<uint64_t>(ids_device.p);
-  a.gate_up = {reinterpret_cast<uint64_t>(l.gate_up.p), 0, reinterpret_cast<uint64_t>(l.gate_up_bias.p)};
-  a.down = {reinterpret_cast<uint64_t>(l.down.p), 0, reinterpret_cast<uint64_t>(l.down_bias.p)};
-  a.tokens = tokens;
-  Device<uint8_t> workspace(gossamer_grouped_workspace(&l.d, tokens, 0)), workspace2(gossamer_portable_experts_workspace(&l.d, tokens));
-  workspace.poison(), workspace2.poison(), got.poison(), expected.poison();
-  a.out = reinterpret_cast<uint64_t>(got.p);
-  REQUIRE_OK(gossamer_grouped_experts(&l.d, &a, GOSSAMER_GROUPED_BF16, workspace.p, workspace.n, 0));
-  CHECK(cudaDeviceSynchronize());
-  a.out = reinterpret_cast<uint64_t>(expected.p);
+  Device<uint8_t> workspace(std::max(gossamer_grouped_workspace(&l.d, tokens, GOSSAMER_GROUPED_BF16), gossamer_grouped_workspace(&l.d, tokens, GOSSAMER_GROUPED_FP8))),
+      workspace2(gossamer_portable_experts_workspace(&l.d, tokens));
+  workspace2.poison(), got.poison(), got_fp8.poison(), expected.poison();
+  for (int tactic : {GOSSAMER_GROUPED_BF16, GOSSAMER_GROUPED_FP8}) {
+    const bool fp8 = tactic == GOSSAMER_GROUPED_FP8;
+    const auto a = l.args(x.p, ids_device.p, fp8 ? got_fp8.p : got.p, tokens, fp8 && tokens % 2);
+    workspace.poison();
+    REQUIRE_OK(gossamer_grouped_experts(&l.d, &a, tactic, workspace.p, workspace.n, 0));
+    CHECK(cudaDeviceSynchronize());
+  }
+  const auto a = l.args(x.p, ids_device.p, expected.p, tokens, false);
   REQUIRE_OK(gossamer_portable_experts(&l.d, &a, 1, workspace2.p, 0));
   CHECK(cudaDeviceSynchronize());
-  const auto g = doubles(got.get()), e = doubles(expected.get());
-  char what[128];
-  std::snprintf(what, sizeof what, "grouped H %u I %u E %u (%u from %u) tokens %u%s vs portable", H, l.d.intermediate, l.d.experts, l.d.local_experts, l.d.first_expert,
-                tokens, skewed ? " skewed" : "");
-  expect_below(what, relative_error(e, g), 4e-3);
+  const auto g = doubles(got.get()), f = doubles(got_fp8.get()), e = doubles(expected.get());
+  char what[160];
+  std::snprintf(what, sizeof what, "H %u I %u E %u (%u from %u) scales 2^%u x %.2g tokens %u%s", H, l.d.intermediate, l.d.experts, l.d.local_experts, l.d.first_expert,
+                l.spread, size, tokens, skewed ? " skewed" : "");
+  expect_below(std::string(what) + ": bf16 vs portable", relative_error(e, g), 4e-3);
+  expect_below(std::string(what) + ": fp8 vs portable", relative_error(e, f), 8e-2);
   if (!against_float64) return;
   const auto host_x = x.get();
-  std::vector<double> r, rg, rp;
+  std::vector<double> r, q, rg, rf, rp;
   for (int sample = 0; sample < 3; ++sample) {
     const uint32_t pair = rng() % (tokens * 4), expert = ids[pair] - l.d.first_expert;
     if (expert >= l.d.local_experts) continue;
-    const auto one = reference(l, host_x, pair / 4, expert);
-    r.insert(r.end(), one.begin(), one.end());
-    rg.insert(rg.end(), g.begin() + static_cast<size_t>(pair) * H, g.begin() + static_cast<size_t>(pair + 1) * H);
-    rp.insert(rp.end(), e.begin() + static_cast<size_t>(pair) * H, e.begin() + static_cast<size_t>(pair + 1) * H);
+    const auto append = [&](std::vector<double>& all, const std::vector<double>& one) { all.insert(all.end(), one.begin(), one.end()); };
+    const auto slice = [&](const std::vector<double>& v) { return std::vector<double>(v.begin() + static_cast<size_t>(pair) * H, v.begin() + static_cast<size_t>(pair + 1) * H); };
+    append(r, reference(l, host_x, pair / 4, expert, false)), append(q, reference(l, host_x, pair / 4, expert, true));
+    append(rg, slice(g)), append(rf, slice(f)), append(rp, slice(e));
   }
-  expect_below(std::string(what) + ": grouped vs float64", relative_error(r, rg), 6e-3);
+  expect_below(std::string(what) + ": bf16 vs float64", relative_error(r, rg), 6e-3);
   expect_below(std::string(what) + ": portable vs float64", relative_error(r, rp), 6e-3);
+  expect_below(std::string(what) + ": fp8 vs float64", relative_error(r, rf), 8e-2);
+  expect_below(std::string(what) + ": fp8 vs float64 of quantised activations", relative_error(q, rf), 1.5e-2);
 }
 
 void time_all() {
@@ -137,17 +165,11 @@ void time_all() {
     const auto ids = route(tokens, 128, false, rng);
     Device<uint32_t> ids_device(ids);
     const size_t touched = std::set<uint32_t>(ids.begin(), ids.end()).size();
-    GossamerExpertsArgs a = {};
-    a.x = reinterpret_cast<uint64_t>(x.p);
-    a.expert_ids = reinterpret_cast<uint64_t>(ids_device.p);
-    a.gate_up = {reinterpret_cast<uint64_t>(l.gate_up.p), 0, reinterpret_cast<uint64_t>(l.gate_up_bias.p)};
-    a.down = {reinterpret_cast<uint64_t>(l.down.p), 0, reinterpret_cast<uint64_t>(l.down_bias.p)};
-    a.out = reinterpret_cast<uint64_t>(out.p);
-    a.tokens = tokens;
+    const auto a = l.args(x.p, ids_device.p, out.p, tokens, true), without = l.args(x.p, ids_device.p, out.p, tokens, false);
     Device<uint8_t> workspace(std::max(gossamer_grouped_workspace(&l.d, tokens, 0), gossamer_portable_experts_workspace(&l.d, tokens)));
     const double operations = 2.0 * tokens * 4 * (3.0 * 2880 * 2880), bytes = touched * 3.0 * 2880 * 2880 * 4.25 / 8;
     const auto report = [&](const char* name, double us) {
-      std::printf("time %-10s tokens %5u: %9.1f us, %6.1f TFLOP/s, weights %.2f TB/s\n", name, tokens, us, operations / us / 1e6, bytes / us / 1e6);
+      std::printf("time %-26s tokens %5u: %9.1f us, %6.1f TFLOP/s, weights %.2f TB/s\n", name, tokens, us, operations / us / 1e6, bytes / us / 1e6);
       if (const char* path = std::getenv("GOSSAMER_RESULTS"))
         if (FILE* f = std::fopen(path, "a")) {
           std::fprintf(f, "{\"op\":\"moe-experts\",\"kernel\":\"%s\",\"tokens\":%u,\"us\":%.2f,\"tflops\":%.1f,\"weights_tb_s\":%.3f}\n", name, tokens, us,
@@ -155,6 +177,10 @@ void time_all() {
           std::fclose(f);
         }
     };
+    for (bool maxima : {true, false})
+      if (maxima || tokens == 2048)
+        report(maxima ? "grouped-fp8" : "grouped-fp8 without maxima",
+               graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_grouped_experts(&l.d, maxima ? &a : &without, GOSSAMER_GROUPED_FP8, workspace.p, workspace.n, s)); }, 10));
     report("grouped", graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_grouped_experts(&l.d, &a, GOSSAMER_GROUPED_BF16, workspace.p, workspace.n, s)); }, 10));
     if (tokens == 64 || tokens == 2048) report("portable", graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_portable_experts(&l.d, &a, 1, workspace.p, s)); }, 5));
   }
@@ -169,7 +195,8 @@ int main(int argc, char** argv) {
   std::printf("seed %u\n", seed);
   if (std::strcmp(mode, "time")) {
     {
-      Layer small(288, 352, 16, 0, 16, seed), shard(96, 32 * 5, 16, 4, 6, seed + 9);
+      Layer small(288, 352, 16, 0, 16, seed), shard(96, 32 * 5, 16, 4, 6, seed + 9), wide(576, 288, 8, 0, 8, seed + 3, 15);
+      check(wide, 65, false, true, seed), check(wide, 200, false, true, seed + 1, 0.02f);
       for (uint32_t tokens : {1u, 2u, 3u, 5u, 17u, 64u, 129u, 300u}) check(small, tokens, false, tokens < 20, seed + tokens), check(shard, tokens, tokens > 17, false, seed + tokens);
     }
     if (std::strcmp(mode, "small")) {

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes wgmma.cuh: one wrapper per width of the warpgroup product, A from registers, B from shared memory (K-major)."""
+"""Writes wgmma.cuh: one wrapper per width of the warpgroup product, A from registers, B from shared memory (K-major).
+
+The widths of attention have two more: A from shared memory, and B with tokens as rows (N-major)."""
 from pathlib import Path
 
 HEAD = '''// Warpgroup products (sm_90a): D[64 x N] (+)= A[64 x k] B[k x N], A in registers, B in shared memory, K-major.
@@ -21,28 +23,54 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (1ull << 16) | (static_cast<uint64_t>(1024 >> 4) << 32) | (1ull << 62);
 }
 
+// Descriptor of a tile whose rows are 64 bytes, in the 64-byte swizzle.
+__device__ __forceinline__ uint64_t wgmma_descriptor_64(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (1ull << 16) | (static_cast<uint64_t>(512 >> 4) << 32) | (2ull << 62);
+}
+
+// The same tile `bytes` further on (the address never carries out of the low word).
+__device__ __forceinline__ uint64_t descriptor_plus(uint64_t descriptor, uint32_t bytes) {
+  return (descriptor & 0xFFFFFFFF00000000ull) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
+}
+
 template <int kN>
 struct Wgmma;
 '''
+
+TRANSPOSED = (64,)
+SHARED = (128,)
 
 def variant(n):
     d = n // 2
     regs = ", ".join(f"%{i}" for i in range(d))
     outs = ", ".join(f'"+f"(d[{i}])' for i in range(d))
-    def body(name, shape, types):
+    def body(name, shape, types, tail):
         return f'''  // {shape}
   static __device__ __forceinline__ void {name}(float (&d)[{d}], const uint32_t (&a)[4], uint64_t b, int accumulate) {{
     asm volatile(
         "{{\\n .reg .pred p;\\n setp.ne.b32 p, %{d + 5}, 0;\\n"
-        " wgmma.mma_async.sync.aligned.{shape}.f32.{types} {{{regs}}}, {{%{d}, %{d + 1}, %{d + 2}, %{d + 3}}}, %{d + 4}, p, 1, 1{', 0' if name == 'bf16' else ''};\\n}}\\n"
+        " wgmma.mma_async.sync.aligned.{shape}.f32.{types} {{{regs}}}, {{%{d}, %{d + 1}, %{d + 2}, %{d + 3}}}, %{d + 4}, p, 1, 1{tail};\\n}}\\n"
         : {outs}
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+  }}
+'''
+    extra = ""
+    if n in TRANSPOSED:
+        extra += "  // B is N-major: 64 columns in rows of 128 bytes, 8 rows are 1024 bytes\n" + body("bf16_transposed", f"m64n{n}k16", "bf16.bf16", ", 1")
+    if n in SHARED:
+        extra += f'''  // A in shared memory as well, K-major
+  static __device__ __forceinline__ void bf16_shared(float (&d)[{d}], uint64_t a, uint64_t b, int accumulate) {{
+    asm volatile(
+        "{{\\n .reg .pred p;\\n setp.ne.b32 p, %{d + 2}, 0;\\n"
+        " wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{regs}}}, %{d}, %{d + 1}, p, 1, 1, 0, 0;\\n}}\\n"
+        : {outs}
+        : "l"(a), "l"(b), "r"(accumulate));
   }}
 '''
     return f'''
 template <>
 struct Wgmma<{n}> {{
-{body("bf16", f"m64n{n}k16", "bf16.bf16")}{body("e4m3", f"m64n{n}k32", "e4m3.e4m3")}}};
+{body("bf16", f"m64n{n}k16", "bf16.bf16", ", 0")}{body("e4m3", f"m64n{n}k32", "e4m3.e4m3", "")}{extra}}};
 '''
 
 Path(__file__).with_name("wgmma.cuh").write_text(

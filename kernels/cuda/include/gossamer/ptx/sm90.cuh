@@ -5,6 +5,11 @@
 
 namespace gossamer::ptx {
 
+// The block's dynamic shared memory.
+__device__ __forceinline__ uint8_t* dynamic_shared() {
+  extern __shared__ uint8_t memory[];
+  return memory;
+}
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // --- programmatic dependent launch ---------------------------------------------------------------------------------------
@@ -85,10 +90,20 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
   } while (!done);
 }
+// GOSSAMER_SPIN_LIMIT (checks only): a wait that long ends the kernel with an error, so that a lost arrival is no hang.
 __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
+#ifdef GOSSAMER_SPIN_LIMIT
+  for (uint32_t i = 0; !barrier_test(bar, parity); ++i)
+    if (i == GOSSAMER_SPIN_LIMIT) asm volatile("trap;");
+#else
   while (!barrier_test(bar, parity)) {
   }
+#endif
 }
+// Orders this thread's ordinary accesses to shared memory before those of the copy engine and of warpgroup products.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Counts this warp in without waiting; the others of `threads` wait in named_sync.
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 // Named barrier among `threads` threads of the block.
 __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
@@ -120,6 +135,31 @@ __device__ __forceinline__ int acquire_load(const int* p) {
   int v;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
+}
+
+// --- arithmetic ----------------------------------------------------------------------------------------------------------
+// 2^x; results below the normal range are zero.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The product of two bf16 pairs; subnormal operands count in full.
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t c;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+
+// --- registers of a warpgroup's threads ----------------------------------------------------------------------------------
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 // --- clusters ------------------------------------------------------------------------------------------------------------
@@ -193,6 +233,12 @@ __device__ __forceinline__ void copy_async_wait() {
 __device__ __forceinline__ uint4 load_shared(const void* p) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared_address(p)));
+  return v;
+}
+// `address` in the shared window.
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
 __device__ __forceinline__ uint32_t load_shared_word(const void* p) {

@@ -1,0 +1,151 @@
+// What producer and consumers of the attention kernel share: configuration, the layout of shared memory, tiles of work.
+#pragma once
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include "gossamer/launch.cuh"
+#include "gossamer/prefill.h"
+#include "gossamer/ptx/sm90.cuh"
+#include "gossamer/ptx/tma.cuh"
+#include "gossamer/ptx/wgmma.cuh"
+
+namespace gossamer::prefill {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kHeadDim = 64, kBlockTokens = 64, kColumns = 128, kTileBytes = kColumns * 128;
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kNone = -1e30f;    // below every score; finite, so that differences stay defined
+constexpr float kSlack = 8.f;      // the maximum is moved only when a row exceeds it by this power of two
+enum Barrier { kOwn = 1, kTurn = 4, kProducers = 7 };  // named barriers; kOwn and kTurn: one per consumer warpgroup
+
+// What the producer tells the consumers about a tile.
+struct Work {
+  int first_query;  // row of `q`
+  int positions;    // 0: no more tiles
+  int position;     // of the first query in its sequence
+  int kv_head;
+  int first_block, last_block;  // logical
+  int kv_len;
+  int sequence;
+};
+
+// kPoly of 8 exponentials are polynomials, which takes load off the special-function unit.
+template <int kGroupsV, int kPolyV, bool kTurnsV, bool kFp8V>
+struct Config {
+  static constexpr int kGroups = kGroupsV, kPoly = kPolyV;
+  static constexpr bool kTurns = kTurnsV, kFp8 = kFp8V;
+  static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kStages = 4, kQueryBytes = kRows * 128;
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kCodeStages = kFp8 ? 4 : 0, kCodeBytes = kTileBytes / 2;  // E4M3 tiles on their way
+  static constexpr int kSharedBytes =
+      1024 + 2 * kQueryBytes + 2 * kStages * kTileBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 2 * 64 + (4 * kStages + 4) * 8 + 64;
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+  static_assert(sizeof(Work) == 32 && kThreads / 32 <= 16);  // `work` is scratch before the first tile
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= (kGroups + 1) * kLaunchRegisters, "setmaxnreg may not ask for more than the block has");
+  static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0);
+};
+
+struct Params {
+  GossamerAttentionDesc d;
+  GossamerAttentionArgs a;
+  uint32_t group;      // query heads per KV head
+  uint32_t positions;  // query positions per tile
+  uint32_t* counter;   // tiles handed out beyond one per block; null: there are none
+};
+
+template <class T>
+__device__ __forceinline__ const T* at(uint64_t address) {
+  return reinterpret_cast<const T*>(address);
+}
+
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+template <class C>
+struct Shared {
+  uint8_t *queries, *keys, *values, *codes;
+  uint32_t* starts;  // [sequences + 1] tiles of one KV head before each sequence
+  Work* work;        // [2]
+  uint64_t *query_full, *query_empty, *key_full, *key_empty, *value_full, *value_empty;
+
+  __device__ explicit Shared(uint8_t* raw) {
+    queries = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~static_cast<uintptr_t>(1023));
+    keys = queries + 2 * C::kQueryBytes;
+    values = keys + C::kStages * kTileBytes;
+    codes = values + C::kStages * kTileBytes;
+    work = reinterpret_cast<Work*>(codes + C::kCodeStages * C::kCodeBytes);
+    query_full = reinterpret_cast<uint64_t*>(work + 2);
+    query_empty = query_full + 2;
+    key_full = query_empty + 2;
+    key_empty = key_full + C::kStages;
+    value_full = key_empty + C::kStages;
+    value_empty = value_full + C::kStages;
+    starts = reinterpret_cast<uint32_t*>(value_empty + C::kStages);
+  }
+  __device__ void init() const {
+    for (int i = 0; i < 2; ++i) ptx::barrier_init(&query_full[i], 1), ptx::barrier_init(&query_empty[i], 4 * C::kGroups);
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::barrier_init(&key_full[i], C::kFp8 ? 4 : 1), ptx::barrier_init(&value_full[i], C::kFp8 ? 4 : 1);
+      ptx::barrier_init(&key_empty[i], 4 * C::kGroups), ptx::barrier_init(&value_empty[i], 4 * C::kGroups);
+    }
+    ptx::barrier_init_fence();
+  }
+};
+
+// Fills `starts`, by the whole block.
+__device__ __forceinline__ void count_tiles(const Params& p, uint32_t* starts, uint32_t* scratch) {
+  const uint32_t* queries = at<uint32_t>(p.a.query_starts);
+  const uint32_t sequences = p.a.sequences, each = (sequences + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each;
+  const auto tiles_of = [&](uint32_t s) { return s < sequences ? (queries[s + 1] - queries[s] + p.positions - 1) / p.positions : 0; };
+  uint32_t own = 0;
+  for (uint32_t i = 0; i < each; ++i) own += tiles_of(first + i);
+  uint32_t sum = own;
+  for (int o = 1; o < 32; o *= 2) {
+    const uint32_t below = __shfl_up_sync(~0u, sum, o);
+    if ((threadIdx.x & 31) >= o) sum += below;
+  }
+  if ((threadIdx.x & 31) == 31) scratch[threadIdx.x / 32] = sum;
+  __syncthreads();
+  for (uint32_t w = 0; w < threadIdx.x / 32; ++w) sum += scratch[w];
+  uint32_t start = sum - own;
+  for (uint32_t i = 0; i < each && first + i < sequences; ++i) {
+    starts[first + i] = start;
+    start += tiles_of(first + i);
+  }
+  if (threadIdx.x == blockDim.x - 1) starts[sequences] = sum;
+  __syncthreads();
+}
+
+// Tile `index`; a sequence's last tile, which sees the most keys, comes first.
+__device__ __forceinline__ Work find(const Params& p, const uint32_t* starts, uint32_t index) {
+  const uint32_t row = index / p.d.kv_heads;
+  uint32_t low = 0, high = p.a.sequences - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high + 1) / 2;
+    if (starts[middle] <= row) low = middle;
+    else high = middle - 1;
+  }
+  const uint32_t tile = starts[low + 1] - 1 - row, start = at<uint32_t>(p.a.query_starts)[low], queries = at<uint32_t>(p.a.query_starts)[low + 1] - start;
+  Work w;
+  w.sequence = low;
+  w.kv_len = at<uint32_t>(p.a.kv_lens)[low];
+  w.first_query = start + tile * p.positions;
+  w.positions = min(p.positions, queries - tile * p.positions);
+  w.position = w.kv_len - static_cast<int>(queries) + static_cast<int>(tile * p.positions);
+  w.kv_head = index % p.d.kv_heads;
+  w.last_block = (w.position + w.positions - 1) / kBlockTokens;
+  w.first_block = p.d.window ? max(0, w.position - static_cast<int>(p.d.window) + 1) / kBlockTokens : 0;
+  return w;
+}
+
+__device__ __forceinline__ int steps_of(const Work& w) { return (w.last_block - w.first_block + 2) / 2; }
+
+}  // namespace gossamer::prefill

@@ -1,0 +1,242 @@
+// Runs this folder's kernels on a CPU: every CUDA thread of a block is a fiber, and the instructions behind `gossamer/ptx` have
+// stand-ins with the meaning that the PTX manual gives them. It checks indices, layouts and the protocol between warps (a lost
+// arrival is reported as such) where there is no GPU. It says nothing about time, registers, or memory ordering between warps.
+//
+// Copies of the copy engine and warpgroup products take effect as late as they may: a copy at some later turn of the scheduler, a
+// product at the wait for it. So a missing wait shows as a wrong result.
+#pragma once
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace emulation {
+
+struct Product {  // one warpgroup product: what its 128 threads brought
+  int columns, k;
+  bool fp8, a_shared, b_transposed;
+  uint64_t a, b;
+  int accumulate, arrived = 0;
+  float* d[128];
+  const uint32_t* a_registers[128];
+};
+struct Warpgroup {
+  std::vector<Product> products;
+  size_t done = 0;
+};
+struct Warp {
+  int arrived = 0;
+  uint32_t generation = 0;
+  uint32_t values[2][32];
+};
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<uint8_t[]> stack;
+  uint3 index;
+  bool finished = false;
+  size_t products = 0;               // started by this thread
+  std::vector<size_t> groups;        // `products` at each commit
+  std::vector<std::function<void()>> copies;  // cp.async not yet done
+  std::vector<size_t> copy_groups;
+};
+struct Named {
+  int arrived = 0;
+  uint32_t generation = 0;
+};
+
+struct Block {
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+  Named named[16];
+  std::vector<std::function<void()>> engine;  // copies under way
+  std::mt19937 rng{1};
+  uint64_t progress = 0;
+  std::unique_ptr<uint8_t[]> shared_owner;
+  uint8_t* shared = nullptr;
+  ucontext_t scheduler;
+  Thread* current = nullptr;
+  std::function<void()> body;
+};
+
+inline Block* block = nullptr;
+inline dim3 grid_size, block_size;
+inline uint3 block_index;
+constexpr size_t kSharedBytes = 256 * 1024;
+
+inline Thread& self() { return *block->current; }
+inline int thread_number() { return static_cast<int>(block->current->index.x); }
+[[noreturn]] inline void fail(const char* what) {
+  std::printf("FAIL emulation: %s (block %u, thread %d)\n", what, block_index.x, block && block->current ? thread_number() : -1);
+  std::exit(1);
+}
+inline void yield() {
+  Thread* t = block->current;
+  swapcontext(&t->context, &block->scheduler);
+}
+template <class F>
+void wait_until(F done) {
+  while (!done()) yield();
+  ++block->progress;
+}
+inline void enter() {
+  block->body();
+  block->current->finished = true;
+  ++block->progress;
+  yield();
+}
+
+inline void run_block(int threads, const std::function<void()>& body) {
+  Block b;
+  block = &b;
+  b.body = body;
+  b.shared_owner.reset(new uint8_t[2 * kSharedBytes]);
+  b.shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(b.shared_owner.get()) + kSharedBytes - 1) / kSharedBytes * kSharedBytes);
+  std::memset(b.shared, 0xFF, kSharedBytes);  // NaN
+  b.shared += 16;                             // dynamic shared memory is aligned to 16 bytes and no more
+  b.warps.resize((threads + 31) / 32);
+  b.warpgroups.resize((threads + 127) / 128);
+  for (int i = 0; i < threads; ++i) {
+    b.threads.push_back(std::make_unique<Thread>());
+    Thread& t = *b.threads.back();
+    t.index = {static_cast<unsigned>(i), 0, 0};
+    constexpr size_t kStack = 64 * 1024;
+    t.stack.reset(new uint8_t[kStack]);
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.get();
+    t.context.uc_stack.ss_size = kStack;
+    t.context.uc_link = &b.scheduler;
+    makecontext(&t.context, enter, 0);
+  }
+  uint64_t seen = 0;
+  for (int idle = 0;;) {
+    bool any = false;
+    const size_t start = b.rng() % b.threads.size();
+    for (size_t i = 0; i < b.threads.size(); ++i) {
+      Thread& t = *b.threads[(start + i) % b.threads.size()];
+      if (t.finished) continue;
+      any = true;
+      b.current = &t;
+      swapcontext(&b.scheduler, &t.context);
+    }
+    if (!any) break;
+    if (!b.engine.empty() && b.rng() % 3 == 0) {
+      const size_t i = b.rng() % b.engine.size();
+      b.engine[i]();
+      b.engine.erase(b.engine.begin() + i);
+      ++b.progress;
+    }
+    idle = b.progress == seen && b.engine.empty() ? idle + 1 : 0;
+    seen = b.progress;
+    if (idle > 50) fail("every thread waits: a barrier lacks an arrival");
+  }
+  block = nullptr;
+}
+
+// --- warps ---------------------------------------------------------------------------------------------------------------
+// All 32 lanes bring a value; `use` reads them.
+template <class F>
+auto warp_collective(uint32_t value, F use) {
+  Warp& w = block->warps[thread_number() / 32];
+  const uint32_t generation = w.generation, side = generation & 1;
+  w.values[side][thread_number() % 32] = value;
+  if (++w.arrived == 32) w.arrived = 0, ++w.generation;
+  else wait_until([&] { return w.generation != generation; });
+  return use(w.values[side]);
+}
+inline void named_barrier(int id, int threads, bool wait) {
+  Named& n = block->named[id];
+  const uint32_t generation = n.generation;
+  if (++n.arrived == threads) n.arrived = 0, ++n.generation, ++block->progress;
+  else if (n.arrived > threads) fail("a named barrier has too many arrivals");
+  else if (wait) wait_until([&] { return n.generation != generation; });
+}
+
+template <class... P, class... A>
+void run_grid(void (*kernel)(P...), dim3 grid, dim3 threads, A... args) {
+  grid_size = grid, block_size = threads;
+  for (unsigned i = 0; i < grid.x; ++i) {
+    block_index = {i, 0, 0};
+    run_block(static_cast<int>(threads.x), [&] { kernel(args...); });
+  }
+}
+
+}  // namespace emulation
+
+#define threadIdx (::emulation::self().index)
+#define blockIdx (::emulation::block_index)
+#define gridDim (::emulation::grid_size)
+#define blockDim (::emulation::block_size)
+#undef __shared__
+#define __shared__ static
+#undef __forceinline__
+#define __forceinline__ inline
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+
+using std::max;
+using std::min;
+inline uint32_t min(uint32_t a, int b) { return std::min(a, static_cast<uint32_t>(b)); }
+
+template <class T>
+T __shfl_xor_sync(unsigned, T v, int lanes) {
+  static_assert(sizeof(T) == 4);
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  bits = emulation::warp_collective(bits, [&](const uint32_t* all) { return all[(emulation::thread_number() % 32) ^ lanes]; });
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+inline uint32_t __shfl_up_sync(unsigned, uint32_t v, int lanes) {
+  const int lane = emulation::thread_number() % 32;
+  return emulation::warp_collective(v, [&](const uint32_t* all) { return lane >= lanes ? all[lane - lanes] : v; });
+}
+inline bool __any_sync(unsigned, bool v) {
+  return emulation::warp_collective(v, [](const uint32_t* all) { return std::any_of(all, all + 32, [](uint32_t x) { return x; }); });
+}
+inline void __syncwarp() { emulation::warp_collective(0, [](const uint32_t*) { return 0; }); }
+inline void __syncthreads() { emulation::named_barrier(0, static_cast<int>(emulation::block_size.x), true); }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t nibble = selector >> (4 * i) & 15, byte = bytes >> (8 * (nibble & 7)) & 255;
+    out |= (nibble & 8 ? (byte & 128 ? 255u : 0u) : byte) << (8 * i);
+  }
+  return out;
+}
+inline uint32_t __vmaxu4(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i += 8) out |= std::max(a >> i & 255, b >> i & 255) << i;
+  return out;
+}
+template <class To, class From>
+To emulation_bits(From v) {
+  To out;
+  std::memcpy(&out, &v, sizeof out);
+  return out;
+}
+inline float __uint_as_float(uint32_t v) { return emulation_bits<float>(v); }
+inline float __int_as_float(int v) { return emulation_bits<float>(v); }
+inline int __float_as_int(float v) { return emulation_bits<int>(v); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return std::exp(x); }
+inline uint32_t atomicAdd(uint32_t* p, uint32_t v) {
+  const uint32_t before = *p;
+  *p += v;
+  return before;
+}

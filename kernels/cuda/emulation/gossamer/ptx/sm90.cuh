@@ -1,0 +1,92 @@
+// Stand-ins for the wrappers of the same name.
+#pragma once
+#include "../../emulation.h"
+
+namespace gossamer::ptx {
+
+using namespace emulation;
+
+inline uint8_t* dynamic_shared() { return block->shared; }
+inline uint32_t shared_address(const void* p) {
+  const auto base = reinterpret_cast<uintptr_t>(block->shared) / kSharedBytes * kSharedBytes;
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) - base);
+}
+inline uint8_t* shared_pointer(uint32_t address) {
+  if (address >= kSharedBytes) fail("an address outside shared memory");
+  return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(block->shared) / kSharedBytes * kSharedBytes) + address;
+}
+
+inline void dependency_wait() {}
+inline void launch_dependents() {}
+
+// --- mbarrier ---
+struct Barrier {
+  uint8_t count;
+  int8_t pending;
+  uint16_t phase;
+  int32_t bytes;
+};
+static_assert(sizeof(Barrier) == 8);
+inline Barrier& barrier(uint64_t* p) { return *reinterpret_cast<Barrier*>(p); }
+inline void barrier_settle(Barrier& b) {
+  if (b.pending < 0) fail("an mbarrier has too many arrivals");
+  if (b.pending == 0 && b.bytes == 0) b.pending = static_cast<int8_t>(b.count), ++b.phase;
+  ++block->progress;
+}
+inline void barrier_init(uint64_t* p, uint32_t arrivals) { barrier(p) = {static_cast<uint8_t>(arrivals), static_cast<int8_t>(arrivals), 0, 0}; }
+inline void barrier_init_fence() {}
+inline void barrier_arrive(uint64_t* p) { --barrier(p).pending, barrier_settle(barrier(p)); }
+inline void barrier_arrive_if(uint64_t* p, bool condition) {
+  if (condition) barrier_arrive(p);
+}
+inline void barrier_expect(uint64_t* p, uint32_t bytes) { barrier(p).bytes += static_cast<int32_t>(bytes), barrier_arrive(p); }
+inline void barrier_wait(uint64_t* p, uint32_t parity) {
+  wait_until([&] { return (barrier(p).phase & 1) != parity; });
+}
+inline void proxy_fence() {}
+inline void named_sync(int id, int threads) { named_barrier(id, threads, true); }
+inline void named_arrive(int id, int threads) { named_barrier(id, threads, false); }
+
+// --- cp.async ---
+template <int kBytes>
+void copy_async(void* dst, const void* src, bool valid) {
+  if (reinterpret_cast<uintptr_t>(dst) % kBytes || (valid && reinterpret_cast<uintptr_t>(src) % kBytes)) fail("an asynchronous copy is not aligned");
+  self().copies.push_back([=] {
+    if (valid) std::memcpy(dst, src, kBytes);
+    else std::memset(dst, 0, kBytes);
+  });
+}
+inline void copy_async_if(bool condition, void* dst, const void* src, bool valid) {
+  if (condition) copy_async<16>(dst, src, valid);
+}
+inline void copy_async_commit() { self().copy_groups.push_back(self().copies.size()); }
+template <int kPending>
+void copy_async_wait() {
+  Thread& t = self();
+  if (t.copy_groups.size() <= kPending) return;
+  const size_t groups = t.copy_groups.size() - kPending, copies = t.copy_groups[groups - 1];
+  for (size_t i = 0; i < copies; ++i) t.copies[i]();
+  t.copies.erase(t.copies.begin(), t.copies.begin() + copies);
+  t.copy_groups.erase(t.copy_groups.begin(), t.copy_groups.begin() + groups);
+  for (size_t& g : t.copy_groups) g -= copies;
+}
+
+// --- shared memory, arithmetic, registers ---
+inline uint4 load_shared(const void* p) { return *static_cast<const uint4*>(p); }
+inline uint32_t load_shared_word(const void* p) { return *static_cast<const uint32_t*>(p); }
+inline uint2 load_shared_pair(uint32_t address) { return *reinterpret_cast<const uint2*>(shared_pointer(address)); }
+inline float exp2_flushed(float x) {
+  const float y = std::exp2(x);
+  return y < 1.17549435e-38f ? 0.f : y;
+}
+inline float bf16_bits(uint32_t half) { return emulation_bits<float>(half << 16); }
+inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  const auto one = [](uint32_t x, uint32_t y) { return emulation_bits<uint16_t>(__float2bfloat16(bf16_bits(x & 0xFFFF) * bf16_bits(y & 0xFFFF))); };
+  return one(a, b) | static_cast<uint32_t>(one(a >> 16, b >> 16)) << 16;
+}
+template <int>
+void give_registers() {}
+template <int>
+void take_registers() {}
+
+}  // namespace gossamer::ptx

@@ -1,0 +1,143 @@
+// Grouped expert products, emulated, against float64: bf16 and E4M3 tokens.
+#include "emulation.h"
+
+#include "../grouped/experts.cu"
+#include "../grouped/product.cuh"
+
+namespace gossamer::grouped {
+int products_bf16(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Plan& plan, cudaStream_t stream) {
+  if (const int status = product<false, true>(d, a, plan, stream)) return status;
+  return product<false, false>(d, a, plan, stream);
+}
+int products_fp8(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Plan& plan, cudaStream_t stream) {
+  if (const int status = product<true, true>(d, a, plan, stream)) return status;
+  return product<true, false>(d, a, plan, stream);
+}
+bool prepare_bf16() { return allow<false, true>(Classes{}) && allow<false, false>(Classes{}); }
+bool prepare_fp8() { return allow<true, true>(Classes{}) && allow<true, false>(Classes{}); }
+}  // namespace gossamer::grouped
+
+namespace mxfp4 = gossamer::mxfp4;
+
+static double rounded(double v) { return __bfloat162float(__float2bfloat16(static_cast<float>(v))); }
+static double e4m3(double v) { return static_cast<float>(__nv_fp8_e4m3(static_cast<float>(v))); }
+
+// Random weights in the layout, with their values. Scales take `spread` neighbouring powers of two.
+struct Matrices {
+  uint32_t rows, k;
+  std::vector<uint8_t> packed;
+  std::vector<float> values;  // [expert][checkpoint row][k]
+  Matrices(uint32_t experts, uint32_t r, uint32_t columns, bool interleaved, uint32_t spread, std::mt19937& rng)
+      : rows(r), k(columns), packed(experts * mxfp4::matrix_bytes(r, columns)), values(static_cast<size_t>(experts) * r * columns) {
+    const float magnitudes[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+    for (uint32_t e = 0; e < experts; ++e)
+      for (uint32_t row = 0; row < rows; ++row) {
+        const uint32_t strip = row / 16, q = row % 16, place = !interleaved ? q : (q & 1 ? q / 2 + 8 : q / 2), g = place % 8;
+        uint8_t* tiles = &packed[((static_cast<size_t>(e) * (rows / 16) + strip) * mxfp4::tiles_of(k)) * mxfp4::kTileBytes];
+        for (uint32_t block = 0; block < k / 32; ++block) {
+          const uint8_t scale = static_cast<uint8_t>(122 - rng() % spread);
+          tiles[block / 2 * mxfp4::kTileBytes + mxfp4::kCodeBytes + 4 * g + place / 8 * 2 + block % 2] = scale;
+          for (uint32_t i = 0; i < 32; ++i) {
+            const uint32_t column = block * 32 + i, code = rng() % 16, step = column % 64 / 16, c = column % 16;
+            uint16_t* half = reinterpret_cast<uint16_t*>(&tiles[column / 64 * mxfp4::kTileBytes + (g * 4 + c % 8 / 2) * 16 + step * 4 + (c & 1) * 2]);
+            *half |= static_cast<uint16_t>(mxfp4::place(code, static_cast<int>(c / 8 * 2 + place / 8)));
+            values[(static_cast<size_t>(e) * rows + row) * k + column] = std::ldexp(magnitudes[code & 7] * (code & 8 ? -1.f : 1.f), scale - 127);
+          }
+        }
+      }
+  }
+  const float* row(uint32_t expert, uint32_t r) const { return &values[(static_cast<size_t>(expert) * rows + r) * k]; }
+};
+
+static bool check(uint32_t hidden, uint32_t intermediate, uint32_t experts, uint32_t first, uint32_t local, uint32_t tokens, uint32_t spread, float size, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  const GossamerExpertsDesc d = {hidden, intermediate, experts, first, local, 2, 7.f, 1.702f, GOSSAMER_BF16, GOSSAMER_MXFP4, 1};
+  const Matrices gate_up(local, 2 * intermediate, hidden, true, spread, rng), down(local, hidden, intermediate, false, spread, rng);
+  const auto random = [&](size_t n, float scale) {
+    std::vector<__nv_bfloat16> v;
+    for (size_t i = 0; i < n; ++i) v.push_back(__float2bfloat16(uniform(rng) * scale));
+    return v;
+  };
+  const auto x = random(static_cast<size_t>(tokens) * hidden, size), gate_up_bias = random(static_cast<size_t>(local) * 2 * intermediate, .1f),
+             down_bias = random(static_cast<size_t>(local) * hidden, .1f);
+  std::vector<uint32_t> ids;
+  for (uint32_t t = 0; t < tokens; ++t) {
+    const uint32_t one = rng() % experts;
+    ids.push_back(one), ids.push_back((one + 1 + rng() % (experts - 1)) % experts);
+  }
+  std::vector<uint8_t> maxima(static_cast<size_t>(local) * 2 * intermediate);
+  bool ok = gossamer_grouped_maxima(gate_up.packed.data(), maxima.data(), local, 2 * intermediate, hidden, 0) == GOSSAMER_OK;
+  for (int tactic : {GOSSAMER_GROUPED_BF16, GOSSAMER_GROUPED_FP8}) {
+    const bool fp8 = tactic == GOSSAMER_GROUPED_FP8;
+    std::vector<uint16_t> out(static_cast<size_t>(tokens) * 2 * hidden, 0xFFFF);
+    std::vector<uint8_t> workspace(gossamer_grouped_workspace(&d, tokens, tactic) + 1024, 0xFF);
+    uint8_t* aligned = workspace.data() + (1024 - reinterpret_cast<uintptr_t>(workspace.data()) % 1024);
+    const auto address = [](const auto& v) { return reinterpret_cast<uint64_t>(v.data()); };
+    const GossamerExpertsArgs a = {address(x), address(ids), {address(gate_up.packed), fp8 && seed % 2 ? address(maxima) : 0, address(gate_up_bias)},
+                                   {address(down.packed), 0, address(down_bias)}, address(out), tokens};
+    const int status = gossamer_grouped_experts(&d, &a, tactic, aligned, workspace.size() - 1024, 0);
+    if (status) {
+      std::printf("FAIL status %d\n", status);
+      return false;
+    }
+    double difference = 0, norm = 0, loss = 0;
+    for (uint32_t pair = 0; pair < tokens * 2; ++pair) {
+      if (tokens > 20 && pair % 5) continue;
+      const uint32_t e = ids[pair] - first;
+      const auto got = [&](uint32_t c) { return static_cast<double>(gossamer::ptx::bf16_bits(out[static_cast<size_t>(pair) * hidden + c])); };
+      if (e >= local) {
+        for (uint32_t c = 0; c < hidden; ++c) ok &= got(c) == 0;
+        continue;
+      }
+      // The same arithmetic in float64, once with the tactic's rounding of activations and once with bf16's.
+      const auto reference = [&](bool quantised) {
+        std::vector<double> row(hidden), inner(intermediate), result(hidden);
+        float top = 0;
+        for (uint32_t i = 0; i < hidden; ++i) row[i] = __bfloat162float(x[pair / 2 * hidden + i]), top = std::max(top, static_cast<float>(std::abs(row[i])));
+        if (quantised)
+          for (double& v : row) v = e4m3(static_cast<float>(v) * (448.f / top)) * static_cast<double>(top / 448.f);
+        for (uint32_t c = 0; c < intermediate; ++c) {
+          double gate = __bfloat162float(gate_up_bias[static_cast<size_t>(e) * 2 * intermediate + 2 * c]), up = __bfloat162float(gate_up_bias[static_cast<size_t>(e) * 2 * intermediate + 2 * c + 1]);
+          for (uint32_t i = 0; i < hidden; ++i) gate += row[i] * gate_up.row(e, 2 * c)[i], up += row[i] * gate_up.row(e, 2 * c + 1)[i];
+          gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
+          const double v = (up + 1) * gate / (1 + std::exp(-1.702 * gate));
+          inner[c] = quantised ? e4m3(8 * v) / 8 : rounded(v);
+        }
+        for (uint32_t r = 0; r < hidden; ++r) {
+          result[r] = __bfloat162float(down_bias[static_cast<size_t>(e) * hidden + r]);
+          for (uint32_t i = 0; i < intermediate; ++i) result[r] += inner[i] * down.row(e, r)[i];
+        }
+        return result;
+      };
+      const auto exact = reference(false), own = fp8 ? reference(true) : exact;
+      for (uint32_t c = 0; c < hidden; ++c) {
+        const double v = got(c);
+        difference += std::isfinite(v) ? (v - own[c]) * (v - own[c]) : 1e30;
+        loss += (v - exact[c]) * (v - exact[c]);
+        norm += exact[c] * exact[c];
+      }
+    }
+    const double error = std::sqrt(difference / norm), bound = 6e-3;
+    ok &= error < bound;
+    std::printf("%s %s hidden %u intermediate %u experts %u (%u from %u) tokens %u scales 2^%u x %.2g: error %.2e (%.0e)", error < bound ? "ok  " : "FAIL", fp8 ? "fp8 " : "bf16", hidden,
+                intermediate, experts, local, first, tokens, spread, size, error, bound);
+    if (fp8) std::printf(", with the rounding of activations %.2e", std::sqrt(loss / norm));
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  return ok;
+}
+
+int main(int argc, char** argv) {
+  const uint32_t seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  if (argc > 1 && !std::strcmp(argv[1], "full")) return !check(2880, 2880, 2, 0, 2, 2, 4, 1.7f, seed);  // a minute
+  bool ok = check(128, 64, 4, 0, 4, 5, 4, 1.7f, seed);
+  ok &= check(96, 160, 5, 1, 3, 30, 4, 1.7f, seed + 1);
+  ok &= check(192, 96, 3, 0, 3, 150, 15, 1.7f, seed + 2);
+  ok &= check(192, 96, 2, 0, 2, 300, 4, 1.7f, seed + 3);
+  ok &= check(192, 96, 3, 0, 3, 20, 4, .02f, seed + 4);
+  std::printf(ok ? "all checks passed\n" : "FAILED\n");
+  return !ok;
+}

@@ -1,0 +1,129 @@
+// The small kernels before the grouped products: which tokens each expert gets, the tokens in that order (bf16, or quantised to
+// E4M3), and the largest scale of each row of weights.
+#pragma once
+#include "plan.cuh"
+
+namespace gossamer::grouped {
+namespace {
+
+__global__ void __launch_bounds__(1024) plan_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
+  __shared__ uint32_t counts[kMaxExperts], classes[kClasses];
+  const uint32_t pairs = a.tokens * d.top_k, e = threadIdx.x;
+  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
+  counts[e] = 0;
+  if (e < kClasses) classes[e] = 0;
+  __syncthreads();
+  for (uint32_t i = e; i < pairs; i += 1024) {
+    const uint32_t expert = ids[i] - d.first_expert;
+    if (expert < d.local_experts) atomicAdd(&counts[expert], 1u);
+  }
+  __syncthreads();
+  const uint32_t count = counts[e];
+  for (uint32_t step = 1; step < kMaxExperts; step *= 2) {  // inclusive prefix sums
+    __syncthreads();
+    const uint32_t below = e >= step ? counts[e - step] : 0;
+    __syncthreads();
+    counts[e] += below;
+  }
+  __syncthreads();
+  const uint32_t start = counts[e] - count;
+  if (e == kMaxExperts - 1) *p.total = counts[e];
+  for (uint32_t first = 0; first < count;) {
+    const uint32_t rest = min(count - first, kMaxWidth);
+    uint32_t c = 0;
+    while (width_of(c) < rest) ++c;
+    p.tiles[c * p.tiles_per_class + atomicAdd(&classes[c], 1u)] = {e, start + first, rest};
+    first += rest;
+  }
+  __syncthreads();
+  if (e < kClasses) p.tile_counts[e] = classes[e];
+  counts[e] = start;
+  __syncthreads();
+  for (uint32_t i = e; i < pairs; i += 1024) {
+    const uint32_t expert = ids[i] - d.first_expert;
+    if (expert < d.local_experts) p.pairs[atomicAdd(&counts[expert], 1u)] = i;
+  }
+}
+
+// One block per sorted row, and per row of an expert held elsewhere, whose output is zero.
+__global__ void gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
+  const uint32_t row = blockIdx.x, chunks = d.hidden / 8;
+  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
+  if (ids[row] - d.first_expert >= d.local_experts) {
+    uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * chunks;
+    for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = make_uint4(0, 0, 0, 0);
+  }
+  if (row >= *p.total) return;
+  const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(p.pairs[row] / d.top_k) * chunks;
+  uint4* out = reinterpret_cast<uint4*>(p.x) + static_cast<size_t>(row) * chunks;
+  for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = x[i];
+}
+
+// The same, to E4M3 with a scale per token that takes its largest value to 448. Columns in the order of `place_of`.
+__global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
+  __shared__ float tops[4];
+  const uint32_t row = blockIdx.x, groups = d.hidden / 16;
+  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
+  if (ids[row] - d.first_expert >= d.local_experts) {
+    uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * (d.hidden / 8);
+    for (uint32_t i = threadIdx.x; i < d.hidden / 8; i += blockDim.x) out[i] = make_uint4(0, 0, 0, 0);
+  }
+  if (row >= *p.total) return;
+  const bf16* x = reinterpret_cast<const bf16*>(a.x) + static_cast<size_t>(p.pairs[row] / d.top_k) * d.hidden;
+  const auto load = [&](uint32_t group, float (&v)[16]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 piece = reinterpret_cast<const uint4*>(x)[group * 2 + half];
+      const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[half * 8 + 2 * i] = __uint_as_float(words[i] << 16);
+        v[half * 8 + 2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+      }
+    }
+  };
+  float v[16], top = 1e-20f;  // a row of zeros keeps a scale
+  for (uint32_t group = threadIdx.x; group < groups; group += blockDim.x) {
+    load(group, v);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) top = fmaxf(top, fabsf(v[i]));
+  }
+  for (int o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
+  __syncthreads();
+  top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+  if (threadIdx.x == 0) p.token_scales[row] = top / 448.f;
+  const float inverse = 448.f / top;
+  uint4* out = reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.x) + static_cast<size_t>(row) * d.hidden);
+  for (uint32_t group = threadIdx.x; group < groups; group += blockDim.x) {
+    load(group, v);
+    // Word t holds columns 2t + 8, 2t, 2t + 9, 2t + 1.
+    uint32_t words[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * t + 8] * inverse, v[2 * t] * inverse), __NV_SATFINITE, __NV_E4M3);
+      const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * t + 9] * inverse, v[2 * t + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
+      words[t] = low | high << 16;
+    }
+    out[group] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+static_assert(place_of(8) == 0 && place_of(0) == 1 && place_of(9) == 2 && place_of(1) == 3 && place_of(15) == 14);
+
+// Largest scale of each row of `mxfp4-sm90-v1` matrices, in the layout's row order. A warp per strip.
+__global__ void __launch_bounds__(256) maxima_kernel(const uint8_t* packed, uint8_t* out, uint32_t strips, uint32_t k_tiles) {
+  const uint32_t strip = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (strip >= strips) return;
+  const uint8_t* tiles = packed + static_cast<size_t>(strip) * k_tiles * mxfp4::kTileBytes;
+  uint32_t top = 0;  // bytes: row g twice, row g + 8 twice
+  for (uint32_t k = lane / 8; k < k_tiles; k += 4)
+    top = __vmaxu4(top, *reinterpret_cast<const uint32_t*>(tiles + k * mxfp4::kTileBytes + mxfp4::kCodeBytes + lane % 8 * 4));
+  top = __vmaxu4(top, __shfl_xor_sync(~0u, top, 8));
+  top = __vmaxu4(top, __shfl_xor_sync(~0u, top, 16));
+  if (lane < 8) {
+    out[strip * 16 + lane] = max(top & 255, top >> 8 & 255);
+    out[strip * 16 + lane + 8] = max(top >> 16 & 255, top >> 24);
+  }
+}
+}  // namespace
+}  // namespace gossamer::grouped
