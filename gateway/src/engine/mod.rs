@@ -173,7 +173,14 @@ impl Engine {
         let (ticket, submits, link) = {
             let mut registry = self.registry();
             let link = lock(&self.shared.link).clone();
-            if link.is_none() && !matches!(self.state(), EngineState::Paused(_)) {
+            // `fail` announces the state before it ends what is registered: what came too late for it must not wait for
+            // ever.
+            let is_open = match self.state() {
+                EngineState::Failed(_) => false,
+                EngineState::Paused(_) => true,
+                EngineState::Starting | EngineState::Ready(_) => link.is_some(),
+            };
+            if !is_open {
                 return Err(LinkError::Closed);
             }
             let (ticket, submits) =
@@ -205,6 +212,11 @@ impl Engine {
         if let Some(Err(error)) = link.map(|link| link.send(message)) {
             tracing::warn!(%error, "an abort did not reach the scheduler");
         }
+    }
+
+    /// Which API server this is.
+    pub fn api_server(&self) -> u16 {
+        self.shared.api_server
     }
 
     /// The state now.

@@ -150,6 +150,8 @@ fn refusals_and_failures_reach_the_request() {
     engine.fail("workers died");
     assert!(matches!(ticket.events.try_recv(), Ok(Event::Failed { message }) if message == "workers died"));
     assert_eq!(engine.state(), EngineState::Failed("workers died".into()));
+    // One that was let in just before would wait for ever.
+    assert!(matches!(engine.submit(vec![(template(&[1]), 1)]), Err(LinkError::Closed)));
 }
 
 #[test]
