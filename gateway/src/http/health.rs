@@ -22,7 +22,11 @@ pub async fn ready(State(app): State<Arc<App>>) -> Response {
         Ok(_) if matches!(app.engine.state(), EngineState::Paused(_)) => {
             ApiError::unavailable("a worker is being replaced").into_response()
         }
-        Ok(_) => Json(json!({"status": "ready"})).into_response(),
+        Ok(_) => {
+            // Who hears this may come again at once, and reach another API server.
+            app.publish_readiness();
+            Json(json!({"status": "ready"})).into_response()
+        }
     }
 }
 

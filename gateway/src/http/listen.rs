@@ -1,6 +1,8 @@
 //! Accepting connections from the listener that all API servers share.
 //!
-//! Invariant: the server with the fewest connections never waits to accept, so a connection is never left alone.
+//! Invariant: a ready server with the fewest connections never waits to accept, so a connection is never left alone.
+//! Invariant: once one server is ready, no new connection is answered by one that still starts: it waits until that one is
+//! ready too. So `/ready` speaks for all of them, and the successor of a dead server refuses nobody.
 
 use super::App;
 use axum::Router;
@@ -16,7 +18,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -28,6 +30,10 @@ use tokio::{
 const SLACK: u64 = 4;
 /// Longest pause in favour of a less loaded server. That one may be dead and its count stale, so nobody waits longer.
 const YIELD: Duration = Duration::from_millis(20);
+/// Longest time for which a server that starts holds a connection back. Those that were ready may be dead.
+const HOLD: Duration = Duration::from_secs(5);
+/// How often it looks whether it may go on.
+const LOOK: Duration = Duration::from_millis(5);
 /// A client has this long to send a request's head; the wait for the next request on a kept connection counts too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -59,13 +65,14 @@ struct Open {
     app: Arc<App>,
     own: Arc<AtomicUsize>,
     server: u16,
+    servers: u16,
 }
 
 impl Open {
-    fn new(app: &Arc<App>, own: &Arc<AtomicUsize>, server: u16) -> Self {
+    fn new(app: &Arc<App>, own: &Arc<AtomicUsize>, server: u16, servers: u16) -> Self {
         let count = own.fetch_add(1, Ordering::Relaxed) + 1;
         app.board.set_connections(server, count as u64);
-        Self { app: app.clone(), own: own.clone(), server }
+        Self { app: app.clone(), own: own.clone(), server, servers }
     }
 }
 
@@ -88,6 +95,7 @@ pub async fn serve_listener(
     let listener = TcpListener::from_std(listener)?;
     let own = Arc::new(AtomicUsize::new(0));
     app.board.set_connections(server, 0);
+    app.board.set_ready(server, false);
     let mut closing = drain.close.subscribe();
     let mut last_error: Option<io::ErrorKind> = None;
     loop {
@@ -98,7 +106,7 @@ pub async fn serve_listener(
         match accepted {
             Ok(stream) => {
                 last_error = None;
-                let open = Open::new(&app, &own, server);
+                let open = Open::new(&app, &own, server, servers);
                 tokio::spawn(connection(stream, router.clone(), open, drain.close.subscribe()));
             }
             Err(error) => {
@@ -118,6 +126,14 @@ pub async fn serve_listener(
     Ok(())
 }
 
+/// Waits while this server starts and another one is ready.
+async fn until_ready(app: &App, server: u16, servers: u16) {
+    let start = Instant::now();
+    while app.is_starting() && app.board.is_another_ready(server, servers) && start.elapsed() < HOLD {
+        sleep(LOOK).await;
+    }
+}
+
 async fn accept(
     listener: &TcpListener,
     app: &App,
@@ -126,6 +142,7 @@ async fn accept(
     servers: u16,
 ) -> io::Result<TcpStream> {
     if servers > 1 {
+        until_ready(app, server, servers).await;
         let count = own.load(Ordering::Relaxed) as u64;
         if count > app.board.fewest_connections(server, servers).saturating_add(SLACK) {
             sleep(YIELD).await;
@@ -137,7 +154,9 @@ async fn accept(
     Ok(stream)
 }
 
-async fn connection(stream: TcpStream, router: Router, _open: Open, mut closing: watch::Receiver<bool>) {
+async fn connection(stream: TcpStream, router: Router, open: Open, mut closing: watch::Receiver<bool>) {
+    // It may have been accepted just before another server was ready.
+    until_ready(&open.app, open.server, open.servers).await;
     let service = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -117,6 +117,17 @@ impl App {
         self.draining.load(Ordering::Acquire)
     }
 
+    /// Whether requests cannot be taken yet, but soon will be.
+    pub fn is_starting(&self) -> bool {
+        let loads = self.text.get().is_none() && !self.config.skip_tokenizer_init;
+        !self.is_draining() && (loads || matches!(self.engine.state(), EngineState::Starting))
+    }
+
+    /// Tells the other API servers whether this one takes requests.
+    pub fn publish_readiness(&self) {
+        self.board.set_ready(self.engine.api_server(), self.admit().is_ok());
+    }
+
     /// The engine, if requests can be taken.
     fn admit(&self) -> Result<EngineInfo, ApiError> {
         if self.is_draining() {

@@ -292,6 +292,7 @@ impl State {
 
     fn beat(&mut self) {
         self.status.beat();
+        self.app.publish_readiness();
         if let Some(link) = &self.link {
             link.flush();
         }
