@@ -103,7 +103,7 @@ async fn chats_end_with_an_error_too() {
 
 #[tokio::test]
 async fn a_frozen_worker_without_restarts_is_the_end_after_the_stall_timeout() {
-    let server = golden_server(&["--max-restarts", "0", "--stall-timeout", "1"]).await;
+    let server = golden_server(&["--max-restarts", "0", "--stall-timeout", "2"]).await;
     all_end_with_an_error(server, "/v1/completions", endless(), |server| {
         kill(server.child("worker-0"), Signal::STOP);
     })

@@ -58,6 +58,20 @@ async fn a_scheduler_and_a_worker_that_die_together_cost_a_pause() {
 }
 
 #[tokio::test]
+async fn a_frozen_scheduler_is_replaced_after_the_stall_timeout() {
+    let server = golden_server(&["--stall-timeout", "2"]).await;
+    let jobs = mixed(300);
+    let expected = undisturbed(server.port(), &jobs).await;
+    let load = Load::start(server.port(), &jobs);
+    load.advance(400).await;
+    let frozen = server.child("scheduler");
+    kill(frozen, Signal::STOP);
+    successor(&server, "scheduler", frozen).await;
+    assert_same(&expected, &load.outcomes().await, "frozen");
+    idle(&server).await;
+}
+
+#[tokio::test]
 async fn requests_that_come_while_there_is_no_scheduler_are_served_by_the_next() {
     let server = golden_server(&[]).await;
     let client = server.client();

@@ -3,7 +3,7 @@
 use gossamer_tests::{
     load::{Load, mixed},
     processes::{Bare, all_gone, golden, left_in, port_in, shared_memory_of},
-    server::{TestServer, eventually, fixture},
+    server::{TestServer, eventually, fixture, kill},
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -80,10 +80,31 @@ async fn nothing_survives_a_killed_supervisor_and_the_next_start_sweeps() {
     let body = json!({"prompt": [1], "max_tokens": 1});
     gossamer_tests::client::Client::new(port).post("/v1/completions", &body).await;
     // An orderly end leaves nothing at all.
-    gossamer_tests::server::kill(server.pid(), Signal::TERM);
+    kill(server.pid(), Signal::TERM);
     eventually("the end", async || server.exited().ok_or_else(|| "running".to_owned())).await;
     assert_eq!(left_in(folder), Vec::<String>::new());
     assert_eq!(shared_memory_of(server.pid()), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_process_that_dies_while_the_server_starts_is_replaced() {
+    let command = golden(&["--api-server-count", "2"]);
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    for role in ["worker-0", "scheduler", "api-server-0", "api-server-1"] {
+        let mut server = TestServer::spawn(&command);
+        let pid = eventually(role, async || {
+            let children = server.children();
+            let found = children.iter().find(|(name, _)| name == role);
+            found.map(|(_, pid)| *pid).ok_or_else(|| format!("{children:?}"))
+        })
+        .await;
+        // As early as can be: it may not even have said hello.
+        kill(pid, Signal::KILL);
+        server.wait_ready().await;
+        let body = json!({"prompt": [1, 2], "max_tokens": 2, "ignore_eos": true});
+        let answer = server.client().post("/v1/completions", &body).await;
+        assert_eq!(answer["usage"]["completion_tokens"], 2);
+    }
 }
 
 #[tokio::test]
@@ -94,7 +115,7 @@ async fn an_orphan_that_is_stopped_dies_too() {
     let children = server.children();
     assert_eq!(children.len(), 3, "{children:?}");
     for (_, pid) in &children {
-        gossamer_tests::server::kill(*pid, Signal::STOP);
+        kill(*pid, Signal::STOP);
     }
     server.kill();
     all_gone(&children).await;
