@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -381,8 +382,9 @@ impl Tree {
                     tracing::warn!(reason, "an API server died while it drained");
                 }
             }
-            // What a child says about a bad model or machine will be so again; starting anew would only hide it.
-            Phase::Starting if said.is_some() => {
+            // What a child says about a bad model or machine will be so again; starting anew would only hide it. One that
+            // was killed said nothing of the kind, even if its handshake broke off with an error.
+            Phase::Starting if said.is_some() && exit.and_then(|exit| exit.signal()).is_none() => {
                 self.finish(Err(ServeError::Start { role, reason: said.unwrap_or_default() }), myself)
             }
             phase => {
