@@ -71,12 +71,19 @@ pub struct Launch {
     pub args: OpArgs,
     /// A tactic that the backend offered for this description and token count.
     pub tactic: u32,
-    /// Address of the workspace, 256-byte aligned; 0 when none is needed.
+    /// Address of the workspace, 256-byte aligned; 0 when none is needed. The host keeps it for this backend and description
+    /// alone. Its first [`Launch::ZEROED`] bytes are zero before the first launch, so that kernels which leave them zero
+    /// again may count on it; the rest holds anything.
     pub workspace: u64,
     /// Its size.
     pub workspace_bytes: u64,
     /// `CUstream`; 0 on CPUs.
     pub stream: u64,
+}
+
+impl Launch {
+    /// Bytes at the beginning of a workspace that are zero before the first launch.
+    pub const ZEROED: u64 = 4096;
 }
 
 /// Why a backend could not do what it was asked.

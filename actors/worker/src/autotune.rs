@@ -1,10 +1,11 @@
 //! `gossamer autotune`, and the tuning of a server that starts.
 
-use crate::backends;
+use crate::backends::{self, OpenBackends};
+use crate::cuda;
 use crate::model::{Model, ModelOptions, TuneLimits};
 use crate::pool;
-use crate::process::ProcessError;
-use gossamer_config::{ModelConfig, ServeConfig};
+use crate::process::{Placed, ProcessError, open_cuda_untuned};
+use gossamer_config::{Device, ModelConfig, ServeConfig};
 use gossamer_kernels::tuner::KernelCache;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,22 +26,43 @@ pub fn autotune(
     directory: &Path,
     progress: &mut dyn FnMut(u32, usize),
 ) -> Result<TuneReport, ProcessError> {
+    if config.device == Device::Cuda || (config.device == Device::Auto && cuda::is_present()) {
+        let Placed { mut model, open, shape, .. } = open_cuda_untuned(config, 0)?;
+        let mut cache = load_or_new(&open, config, &shape, directory)?;
+        return measure(&mut model, &mut cache, directory, progress);
+    }
     let threads = config.cpu_threads.map_or_else(pool::default_threads, |threads| threads as usize);
     let open = backends::open(config, pool::start(threads, true)?)?;
     let shape = ModelConfig::load(&config.model)?;
-    let key = open.cache_key(config, &shape).map_err(ProcessError::Cache)?;
-    let mut cache = match KernelCache::load(directory, &key) {
-        Ok(cache) => cache,
-        Err(miss) => {
-            tracing::info!("{miss}");
-            KernelCache::new(key)
-        }
-    };
+    let mut cache = load_or_new(&open, config, &shape, directory)?;
     let options = ModelOptions::new(config, 0);
     let mut model = Model::with_config(&shape, &config.model, &options, open.backends)?;
     pool::pin_launcher();
+    measure(&mut model, &mut cache, directory, progress)
+}
+
+/// The cache of a directory, or an empty one with the reason in the log.
+fn load_or_new(
+    open: &OpenBackends,
+    config: &ServeConfig,
+    shape: &ModelConfig,
+    directory: &Path,
+) -> Result<KernelCache, ProcessError> {
+    let key = open.cache_key(config, shape).map_err(ProcessError::Cache)?;
+    Ok(KernelCache::load(directory, &key).unwrap_or_else(|miss| {
+        tracing::info!("{miss}");
+        KernelCache::new(key)
+    }))
+}
+
+fn measure(
+    model: &mut Model,
+    cache: &mut KernelCache,
+    directory: &Path,
+    progress: &mut dyn FnMut(u32, usize),
+) -> Result<TuneReport, ProcessError> {
     let limits = TuneLimits { budget: Duration::MAX, single: true };
-    let measured = model.tune(&mut cache, limits, progress)?;
+    let measured = model.tune(cache, limits, progress)?;
     let path = cache.store(directory).map_err(ProcessError::Cache)?;
     Ok(TuneReport { measured, path })
 }

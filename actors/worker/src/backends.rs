@@ -40,6 +40,8 @@ pub struct OpenBackends {
     /// The choice among them.
     pub backends: Backends,
     files: Vec<BackendFile>,
+    /// Name of the device and version of its driver.
+    device: (String, String),
 }
 
 /// The directory that holds the backends: `--backend-dir`, or that of the executable.
@@ -73,7 +75,7 @@ pub fn open(config: &ServeConfig, host: &'static HostServices) -> Result<OpenBac
         return Err(BackendsError::None { directory, reasons });
     }
     let backends = Backends::new(list, config.moe_backend.as_deref(), config.attention_backend.as_deref())?;
-    Ok(OpenBackends { backends, files })
+    Ok(OpenBackends { backends, files, device: (cpu_name(), String::new()) })
 }
 
 /// The processor's name, for cache files and reports.
@@ -85,14 +87,19 @@ pub fn cpu_name() -> String {
 }
 
 impl OpenBackends {
+    /// The same on a device other than the processor.
+    pub fn on_device(self, name: &str, driver: &str) -> Self {
+        Self { device: (name.to_owned(), driver.to_owned()), ..self }
+    }
+
     /// What a kernel cache for this device, these plugins and this model is keyed by.
     pub fn cache_key(&self, config: &ServeConfig, model: &ModelConfig) -> std::io::Result<CacheKey> {
         let id = |file: &BackendFile| PluginId::of(&file.name, &file.version, &file.path);
         let parallel = &config.parallel;
         Ok(CacheKey {
             schema: SCHEMA,
-            device: cpu_name(),
-            driver: String::new(),
+            device: self.device.0.clone(),
+            driver: self.device.1.clone(),
             plugins: self.files.iter().map(id).collect::<Result<_, _>>()?,
             model: format!("{model:?} {:?} {:?}", config.dtype, config.kv_cache_dtype),
             layout: format!("tp{} pp{} dp{}", parallel.tensor, parallel.pipeline, parallel.data),

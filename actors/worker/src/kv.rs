@@ -3,7 +3,8 @@
 //! Layer i of each KV group uses plane i. A block id belongs to one group at a time, so window and full layers share
 //! the planes without sharing bytes.
 
-use crate::memory::{MemoryError, Region, available};
+use crate::device::{Block, Device};
+use crate::memory::{MemoryError, available};
 use gossamer_kernels::graph::KvShape;
 use thiserror::Error;
 
@@ -54,10 +55,25 @@ impl KvBudget {
         if let Some(blocks) = self.blocks {
             return Ok(blocks.max(1));
         }
-        let block = shape.block_bytes() * u64::from(shape.planes);
         let available = available().unwrap_or(u64::MAX / 2);
         let budget =
             ((available as f64 * self.share) as u64).saturating_sub(self.weights + RESERVE).min(MOST_BYTES);
+        self.blocks_in(shape, budget)
+    }
+
+    /// Blocks of a pool on a device of which `free` of `total` bytes are free, everything else being loaded.
+    pub fn device_blocks(&self, shape: &KvShape, free: u64, total: u64) -> Result<u32, KvError> {
+        match self.blocks {
+            Some(blocks) => Ok(blocks.max(1)),
+            None => {
+                let used = total - free.min(total);
+                self.blocks_in(shape, ((total as f64 * self.share) as u64).saturating_sub(used))
+            }
+        }
+    }
+
+    fn blocks_in(&self, shape: &KvShape, budget: u64) -> Result<u32, KvError> {
+        let block = shape.block_bytes() * u64::from(shape.planes);
         let blocks = (budget / block.max(1)).min(self.useful).min(u64::from(u32::MAX));
         match blocks < u64::from(self.groups) {
             true => {
@@ -71,16 +87,16 @@ impl KvBudget {
 /// The pool.
 #[derive(Debug)]
 pub struct KvPool {
-    region: Region,
+    region: Block,
     plane_bytes: u64,
     blocks: u32,
 }
 
 impl KvPool {
     /// Maps a pool; memory becomes resident as blocks are written.
-    pub fn new(shape: &KvShape, blocks: u32) -> Result<Self, MemoryError> {
+    pub fn new(device: &Device, shape: &KvShape, blocks: u32) -> Result<Self, MemoryError> {
         let plane_bytes = shape.block_bytes() * u64::from(blocks);
-        let region = Region::new("the KV cache", plane_bytes * u64::from(shape.planes))?;
+        let region = device.allocate("the KV cache", plane_bytes * u64::from(shape.planes))?;
         Ok(Self { region, plane_bytes, blocks })
     }
 
@@ -127,7 +143,7 @@ mod tests {
 
     #[test]
     fn planes_do_not_overlap() {
-        let pool = KvPool::new(&SHAPE, 3).unwrap();
+        let pool = KvPool::new(&Device::Cpu, &SHAPE, 3).unwrap();
         assert_eq!(pool.plane(1) - pool.plane(0), 3 * SHAPE.block_bytes());
         assert_eq!(pool.bytes(&SHAPE), 36 * SHAPE.block_bytes());
     }

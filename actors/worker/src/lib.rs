@@ -5,6 +5,8 @@
 
 mod autotune;
 pub mod backends;
+pub mod cuda;
+mod device;
 mod executor;
 mod kv;
 pub mod latency;
@@ -17,10 +19,11 @@ mod slots;
 mod weights;
 
 pub use autotune::{TuneReport, autotune};
+pub use device::{Block, Device};
 pub use executor::{Executor, ExecutorError, Progress};
 pub use kv::{KvBudget, KvError, KvPool};
 pub use memory::MemoryError;
-pub use model::{Choice, Model, ModelError, ModelOptions, Program, ProgramError, TuneLimits};
+pub use model::{Choice, CudaOptions, Model, ModelError, ModelOptions, Program, ProgramError, TuneLimits};
 pub use sim::{Script, ScriptError, Sim, SimError};
 pub use slots::{BlockTable, Occurrences, PlanError, Slot, SlotLimits, SlotTable};
 pub use weights::{CheckpointError, Weights, WeightsError};

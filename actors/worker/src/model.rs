@@ -1,31 +1,38 @@
-//! The executor that computes: a graph, its weights, the KV pool, and the backends' kernels, on the host's memory.
+//! The executor that computes: a graph, its weights, the KV pool, and the backends' kernels, on the host or on a CUDA
+//! device.
 //!
-//! A plan is applied to the slots, turned into a batch, and run operation by operation; the call returns when the step is
-//! done, because the kernels of a CPU return when they are done.
+//! A plan is applied to the slots, turned into a batch, and run operation by operation. On the host the call returns when
+//! the step is done, because the kernels of a CPU return when they are done; on a device it returns when the work is
+//! enqueued, and tokens that are still being drawn feed the next step there (`device`).
 //!
 //! Invariant: every address that a launch gets points into memory that lives as long as the `Model` and is as large as
 //! the operation documents for the step's token count, which the slot table has limited to what was planned for.
 
 mod batch;
+mod device;
 mod launch;
 mod open;
 mod program;
 mod sampling;
 mod tune;
+mod tune_device;
 
-pub use open::{ModelError, ModelOptions};
+pub use open::{CudaOptions, ModelError, ModelOptions};
 pub use program::{Choice, Program, ProgramError};
 pub use tune::TuneLimits;
 
+use crate::device::Block;
 use crate::executor::{Executor, ExecutorError, Progress};
 use crate::kv::KvPool;
-use crate::memory::Region;
 use crate::slots::SlotTable;
 use crate::weights::Weights;
 use batch::Batch;
+use device::Steps;
 use gossamer_backend_api::ops::SampleRow;
 use gossamer_kernels::Backends;
+use gossamer_kernels::graph::{Op, TensorId};
 use gossamer_wire::{Run, SampledToken, StepPlan, StepResult, TokenLogprobs, WorkerInfo};
+use launch::{GroupPlaces, Places};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -46,16 +53,27 @@ pub struct Model {
     backends: Backends,
     weights: Weights,
     kv: KvPool,
-    arena: Region,
-    workspace: Region,
-    inverse_frequencies: Vec<f32>,
+    arena: Block,
+    workspace: Block,
+    inverse_frequencies: Block,
     max_logprobs: u32,
     batch: Batch,
     drawn: Drawn,
     done: VecDeque<StepResult>,
+    /// The steps under way on a CUDA device; `None` on the host.
+    steps: Option<Box<Steps>>,
     keep_logits: bool,
     kept_logits: Vec<f32>,
     heartbeat: Box<dyn Fn() + Send>,
+}
+
+/// Address of a vector's elements; 0, which means absent, for an empty one.
+fn address<T>(values: &[T]) -> u64 {
+    if values.is_empty() { 0 } else { values.as_ptr() as u64 }
+}
+
+fn address_mut<T>(values: &mut [T]) -> u64 {
+    if values.is_empty() { 0 } else { values.as_mut_ptr() as u64 }
 }
 
 impl Model {
@@ -64,7 +82,8 @@ impl Model {
         self.keep_logits = true;
     }
 
-    /// Logits of the last step, `[drawn tokens, vocabulary]`, before penalties; empty unless [`Self::keep_logits`].
+    /// Logits of the last step, `[drawn tokens, vocabulary]`; empty unless [`Self::keep_logits`]. On the host they are those
+    /// before penalties and temperature; on a device only rows that are drawn greedily and without edits are.
     pub fn logits(&self) -> &[f32] {
         &self.kept_logits
     }
@@ -72,6 +91,11 @@ impl Model {
     /// The settled graph.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Names of the tactics in use.
+    pub fn tactics(&self) -> String {
+        self.program.summary(&self.backends)
     }
 
     /// Bytes of the KV pool.
@@ -84,13 +108,80 @@ impl Model {
         let step = plan.step;
         let section = self.slots.apply(plan).map_err(|source| ExecutorError::Plan { step, source })?;
         self.batch.fill(&self.slots, &section.runs, &self.info);
-        let samples = self.batch.samples() as usize;
-        self.drawn.resize(samples, self.max_logprobs as usize);
-        if self.batch.tokens() > 0 {
-            self.launch_all(step)?;
+        let (tokens, samples) = (self.batch.tokens(), self.batch.samples());
+        self.drawn.resize(samples as usize, self.max_logprobs as usize);
+        if tokens > 0 {
+            let places = self.host_places();
+            let mut logits = None;
+            let before = |op: &Op| {
+                (self.heartbeat)();
+                if let Op::Sample { logits: tensor, .. } = op
+                    && self.keep_logits
+                {
+                    logits = Some(self.copy_logits(*tensor, samples));
+                }
+            };
+            // SAFETY: `places` are the batch's and `drawn`'s arrays, which nobody touches until the kernels have returned.
+            unsafe { self.launch_all(step, (tokens, samples), &places, 0, before) }?;
+            self.kept_logits = logits.unwrap_or_default();
         }
         let sampled = self.take_drawn(&section.runs)?;
         Ok(StepResult { step, sampled, busy_ns: start.elapsed().as_nanos() as u64 })
+    }
+
+    /// Launches one operation of the batch, on the host.
+    fn launch_on_host(&mut self, node: usize) -> Result<(), ExecutorError> {
+        let entry = &self.program.graph.nodes[node];
+        let samples = entry.op.runs_on_samples();
+        let tokens = if samples { self.batch.samples() } else { self.batch.tokens() };
+        if tokens == 0 {
+            return Ok(());
+        }
+        (self.heartbeat)();
+        let places = self.host_places();
+        let (_, choice) = self.program.choice(node, tokens);
+        // SAFETY: `places` are the batch's and `drawn`'s arrays, which nobody touches until the kernel has returned.
+        unsafe { self.launch(node, tokens, &places, choice, 0) }.map_err(|source| ExecutorError::Backend {
+            step: 0,
+            operation: self.program.graph.nodes[node].label(),
+            source,
+        })
+    }
+
+    fn host_places(&mut self) -> Places {
+        let (batch, drawn) = (&self.batch, &mut self.drawn);
+        let group = |group: &batch::GroupInputs| GroupPlaces {
+            slots: address(&group.slots),
+            tables: address(&group.tables),
+            stride: group.stride,
+            first_blocks: address(&group.first_blocks),
+        };
+        Places {
+            token_ids: address(&batch.token_ids),
+            positions: address(&batch.positions),
+            query_starts: address(&batch.query_starts),
+            kv_lens: address(&batch.kv_lens),
+            sampled_rows: address(&batch.sampled_rows),
+            sequences: batch.kv_lens.len() as u32,
+            max_query: batch.max_query,
+            max_kv: batch.max_kv,
+            groups: batch.groups.iter().map(group).collect(),
+            rows: address(&batch.sample.rows),
+            edits: address(&batch.sample.edits),
+            masks: address(&batch.sample.masks),
+            drawn: address_mut(&mut drawn.tokens),
+            logprobs: address_mut(&mut drawn.logprobs),
+            top_ids: address_mut(&mut drawn.top_ids),
+            top_logprobs: address_mut(&mut drawn.top_logprobs),
+        }
+    }
+
+    fn copy_logits(&self, logits: TensorId, samples: u32) -> Vec<f32> {
+        let count = samples as usize * self.info.vocab_size as usize;
+        let from = self.tensor(logits) as *const f32;
+        // SAFETY: the logits tensor is float32 and holds `samples * vocab` elements in the host's arena, which no kernel is
+        // writing now; any bits are a valid float.
+        unsafe { std::slice::from_raw_parts(from, count) }.to_vec()
     }
 
     /// Appends the drawn tokens to their slots.
@@ -138,6 +229,9 @@ impl Executor for Model {
     }
 
     fn enqueue(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        if self.steps.is_some() {
+            return self.enqueue_on_device(plan);
+        }
         let result = self.run(plan)?;
         self.done.push_back(result);
         Ok(())
@@ -148,6 +242,10 @@ impl Executor for Model {
     }
 
     fn poll(&mut self) -> Result<Progress, ExecutorError> {
-        Ok(self.done.pop_front().map_or(Progress::Idle, Progress::Done))
+        match self.done.pop_front() {
+            Some(result) => Ok(Progress::Done(result)),
+            None if self.steps.is_some() => self.poll_device(),
+            None => Ok(Progress::Idle),
+        }
     }
 }

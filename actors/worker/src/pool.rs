@@ -216,6 +216,15 @@ pub fn pin_launcher() {
 ///
 /// The threads live as long as the process: backends keep the services for ever.
 pub fn start(threads: usize, pinned: bool) -> Result<&'static HostServices, PoolError> {
+    start_for(threads, pinned, None)
+}
+
+/// As [`start`], for backends on a CUDA device.
+pub fn start_for(
+    threads: usize,
+    pinned: bool,
+    cuda_device: Option<u32>,
+) -> Result<&'static HostServices, PoolError> {
     let threads = threads.max(1);
     let cpus = if pinned { allowed_cpus() } else { Vec::new() };
     // More threads than CPUs: let the system place them.
@@ -246,7 +255,7 @@ pub fn start(threads: usize, pinned: bool) -> Result<&'static HostServices, Pool
         context: std::ptr::from_ref(shared).cast_mut().cast(),
         parallel_for,
         log,
-        cuda_device: -1,
+        cuda_device: cuda_device.map_or(-1, |ordinal| ordinal as i32),
     };
     // SAFETY: the pool was leaked, so context and functions are valid for the life of the process.
     Ok(Box::leak(Box::new(unsafe { HostServices::from_raw(raw) })))

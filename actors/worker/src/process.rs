@@ -11,9 +11,10 @@ mod turns;
 pub use turns::PlanLoop;
 
 use crate::autotune::tune_at_start;
-use crate::backends::{self, BackendsError};
+use crate::backends::{self, BackendsError, OpenBackends};
+use crate::cuda::{self, Cuda, CudaError};
 use crate::executor::{Executor, ExecutorError};
-use crate::model::{Model, ModelError, ModelOptions};
+use crate::model::{CudaOptions, Model, ModelError, ModelOptions};
 use crate::pool::{self, PoolError};
 use crate::sim::{Sim, SimError};
 use gossamer_channel::{RecvError, SendError};
@@ -49,9 +50,9 @@ pub enum ProcessError {
     /// The kernel cache could not be written, or the plugins not read.
     #[error("kernel cache: {0}")]
     Cache(std::io::Error),
-    /// The device has no executor in this build.
-    #[error("--device {0}: this worker has no executor for it; use --device cpu or sim")]
-    NoExecutor(String),
+    /// The CUDA device cannot be used.
+    #[error("--device cuda: {0}")]
+    Cuda(#[from] CudaError),
     /// A plan could not be run.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
@@ -69,9 +70,22 @@ pub enum ProcessError {
 /// Opens the executor that the configuration asks for.
 pub fn open_executor(config: &ServeConfig, rank: u32) -> Result<Box<dyn Executor>, ProcessError> {
     match config.device {
-        Device::Cpu | Device::Auto => Ok(Box::new(open_model(config, rank)?)),
+        Device::Cpu => Ok(Box::new(open_model(config, rank)?)),
+        Device::Cuda => Ok(Box::new(open_cuda(config, rank)?)),
+        Device::Auto if !cuda::is_present() => Ok(Box::new(open_model(config, rank)?)),
+        Device::Auto => match open_cuda(config, rank) {
+            // A driver without a device, or plugins without kernels for it, are as good as no driver.
+            Err(ProcessError::Cuda(error)) => {
+                tracing::debug!(%error, "no CUDA device");
+                Ok(Box::new(open_model(config, rank)?))
+            }
+            Err(ProcessError::Backends(error)) => {
+                tracing::warn!(%error, "there is a CUDA device, but no backend for it");
+                Ok(Box::new(open_model(config, rank)?))
+            }
+            other => Ok(Box::new(other?)),
+        },
         Device::Sim => Ok(Box::new(Sim::open(config, rank)?)),
-        other => Err(ProcessError::NoExecutor(format!("{other:?}").to_lowercase())),
     }
 }
 
@@ -99,6 +113,48 @@ pub fn open_model(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError
         config.model.display()
     );
     Ok(model)
+}
+
+/// Opens the model on the CUDA device of a rank.
+pub fn open_cuda(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError> {
+    let start = Instant::now();
+    let Placed { mut model, open, shape, cache } = open_cuda_untuned(config, rank)?;
+    if !config.autotune_budget.is_zero() {
+        let fresh = || open.cache_key(config, &shape).map(KernelCache::new).map_err(ProcessError::Cache);
+        let mut cache = cache.map_or_else(fresh, Ok)?;
+        tune_at_start(&mut model, config, &mut cache)?;
+    }
+    tracing::info!(
+        blocks = model.info().num_blocks,
+        kv_bytes = model.kv_bytes(),
+        seconds = start.elapsed().as_secs_f64(),
+        "opened {}",
+        config.model.display()
+    );
+    Ok(model)
+}
+
+/// A model on a device, and what tuning it needs.
+pub(crate) struct Placed {
+    pub(crate) model: Model,
+    pub(crate) open: OpenBackends,
+    pub(crate) shape: ModelConfig,
+    pub(crate) cache: Option<KernelCache>,
+}
+
+/// Opens the model on the CUDA device of a rank, with what the kernel cache holds.
+pub(crate) fn open_cuda_untuned(config: &ServeConfig, rank: u32) -> Result<Placed, ProcessError> {
+    let cuda = Cuda::open(rank)?;
+    tracing::info!(device = cuda.name(), driver = cuda.driver(), "computing on a CUDA device");
+    let host = pool::start_for(1, false, Some(cuda.ordinal()))?;
+    let open = backends::open(config, host)?.on_device(cuda.name(), cuda.driver());
+    let mut options = ModelOptions::new(config, rank);
+    options.use_device_types(config);
+    let shape = ModelConfig::load(&config.model)?;
+    options.kernel_cache = open.kernel_cache(config, &shape);
+    let on_device = CudaOptions { capture_size: config.cuda_graph_capture_size };
+    let model = Model::open_cuda(&cuda, &config.model, &options, &on_device, open.backends.clone())?;
+    Ok(Placed { model, open, shape, cache: options.kernel_cache })
 }
 
 /// A worker's life: opens its executor, then runs plans until it is told to stop.

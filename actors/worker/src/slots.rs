@@ -197,6 +197,25 @@ impl Slot {
         self.tokens.push(token);
     }
 
+    /// Appends a place for a token that is being drawn.
+    pub fn push_undrawn(&mut self) {
+        self.tokens.push(0);
+    }
+
+    /// Fills the place at `position` with the token that was drawn for it.
+    pub fn resolve(&mut self, position: u32, token: u32) {
+        let Some(place) = self.tokens.get_mut(position as usize) else { return };
+        *place = token;
+        if self.counts {
+            self.occurrences.entry(token).or_default().output += 1;
+        }
+    }
+
+    /// Whether drawing the next token needs to know all before it.
+    pub fn needs_history(&self) -> bool {
+        self.counts
+    }
+
     /// Tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.tokens.len() as u32 - self.prompt_len

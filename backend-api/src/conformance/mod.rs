@@ -132,8 +132,10 @@ impl<M: Memory> Bench<'_, M> {
     /// Runs one tactic. `Err` holds what the backend said.
     fn launch(&mut self, desc: &OpDesc, args: OpArgs, tactic: u32, tokens: u32) -> Result<(), String> {
         let bytes = self.backend.workspace(desc, tactic, tokens);
-        // Poisoned too: a kernel must not read what it did not write.
-        let workspace = if bytes == 0 { 0 } else { self.memory.put(&vec![0xff; bytes as usize]) };
+        // Poisoned too, but for the part that the host zeroes: a kernel must not read what it did not write.
+        let mut poison = vec![0xff; bytes as usize];
+        poison.iter_mut().take(Launch::ZEROED as usize).for_each(|byte| *byte = 0);
+        let workspace = if bytes == 0 { 0 } else { self.memory.put(&poison) };
         self.backend.prepare(desc, tactic).map_err(|error| error.to_string())?;
         let launch = Launch { args, tactic, workspace, workspace_bytes: bytes, stream: self.memory.stream() };
         // SAFETY: the case put every buffer with the extent that the operation documents.

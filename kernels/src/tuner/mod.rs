@@ -13,6 +13,10 @@ use gossamer_backend_api::{Layout, OpDesc, Tactic};
 /// Costs closer than this are equal.
 const NOISE: f64 = 0.03;
 
+/// The backend whose kernels are made for few tokens, and how many those are.
+const FEW_TOKENS_BACKEND: &str = "trtllm-gen";
+const FEW_TOKENS: u32 = 64;
+
 /// One way to do an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
@@ -53,6 +57,10 @@ pub fn candidates(
                 .map(|tactic| Candidate { backend, tactic }),
         );
     }
+    if tokens <= FEW_TOKENS {
+        // Until something is measured: kernels made for few tokens come first where there are few.
+        all.sort_by_key(|candidate| backends.list()[candidate.backend].name() != FEW_TOKENS_BACKEND);
+    }
     match all.is_empty() {
         false => Ok(all),
         true => Err(SelectError::Unsupported {
@@ -60,6 +68,13 @@ pub fn candidates(
             reasons: format!("no tactic reads weights in layout '{}'", layout.0),
         }),
     }
+}
+
+/// Whether steps of every size up to `tokens` can do an operation with the backends that may be chosen for it.
+pub fn covers(backends: &Backends, desc: &OpDesc, tokens: u32) -> bool {
+    let Ok(able) = backends.able(desc) else { return false };
+    let can = |tokens| able.iter().any(|index| !backends.list()[*index].tactics(desc, tokens).is_empty());
+    buckets(tokens).into_iter().all(can)
 }
 
 /// Candidates in order of cost, cheapest first. `None`: could not be measured, comes last.

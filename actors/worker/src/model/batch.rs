@@ -99,6 +99,8 @@ impl Batch {
 
     fn fill_tables(&mut self, slots: &SlotTable, runs: &[Run]) {
         for (index, group) in self.groups.iter_mut().enumerate() {
+            // Few distinct strides: captured graphs are made for one each.
+            group.stride = group.stride.next_power_of_two();
             group.tables.resize(runs.len() * group.stride as usize, 0);
             for (row, run) in group.tables.chunks_exact_mut(group.stride.max(1) as usize).zip(runs) {
                 let Some(slot) = slots.get(run.slot) else { continue };
@@ -106,6 +108,23 @@ impl Batch {
                 let used = blocks.len().min(row.len());
                 row[..used].copy_from_slice(&blocks[..used]);
             }
+        }
+    }
+
+    /// Adds sequences of one token, drawn greedily, until there are `sequences`; they use a block that is no sequence's.
+    pub fn pad(&mut self, sequences: usize, scratch_block: u32, block_size: u32) {
+        while self.kv_lens.len() < sequences {
+            self.token_ids.push(0);
+            self.positions.push(0);
+            self.query_starts.push(self.token_ids.len() as u32);
+            self.kv_lens.push(1);
+            for group in &mut self.groups {
+                group.slots.push(u64::from(scratch_block) * u64::from(block_size));
+                group.first_blocks.push(0);
+                group.tables.extend(std::iter::repeat_n(scratch_block, group.stride as usize));
+            }
+            self.sampled_rows.push(self.token_ids.len() as u32 - 1);
+            self.sample.push_greedy();
         }
     }
 

@@ -1,66 +1,100 @@
 //! From nodes of the graph to launches.
 
 use super::Model;
+use super::program::Choice;
 use crate::executor::ExecutorError;
 use gossamer_backend_api::ops::{
     AttentionArgs, EmbedArgs, ExpertWeights, ExpertsArgs, FinalizeArgs, FusedMoeArgs, GemmArgs, RmsNormArgs,
     RopeKvWriteArgs, RouteArgs, SampleArgs, Segment,
 };
-use gossamer_backend_api::{Launch, OpArgs};
+use gossamer_backend_api::{BackendError, Launch, OpArgs};
 use gossamer_kernels::graph::{ExpertWeightIds, Op, SegmentIds, TensorId};
 
-/// Address of a vector's elements; 0, which means absent, for an empty one.
-fn address<T>(values: &[T]) -> u64 {
-    if values.is_empty() { 0 } else { values.as_ptr() as u64 }
+/// Addresses of one KV group's inputs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GroupPlaces {
+    pub slots: u64,
+    pub tables: u64,
+    pub stride: u32,
+    pub first_blocks: u64,
 }
 
-fn address_mut<T>(values: &mut [T]) -> u64 {
-    if values.is_empty() { 0 } else { values.as_mut_ptr() as u64 }
+/// Where the inputs and outputs of a step are, on the device that computes; 0 where there are none.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    pub token_ids: u64,
+    pub positions: u64,
+    pub query_starts: u64,
+    pub kv_lens: u64,
+    pub sampled_rows: u64,
+    pub sequences: u32,
+    pub max_query: u32,
+    pub max_kv: u32,
+    pub groups: Vec<GroupPlaces>,
+    pub rows: u64,
+    pub edits: u64,
+    pub masks: u64,
+    pub drawn: u64,
+    pub logprobs: u64,
+    pub top_ids: u64,
+    pub top_logprobs: u64,
 }
 
 impl Model {
-    /// Launches every operation of the step in the batch.
-    pub(super) fn launch_all(&mut self, step: u64) -> Result<(), ExecutorError> {
-        for index in 0..self.program.graph.nodes.len() {
-            self.launch(index, step)?;
+    /// Launches one node's operation.
+    ///
+    /// # Safety
+    /// `places` hold inputs and outputs of `tokens` rows, as the operation documents.
+    pub(super) unsafe fn launch(
+        &self,
+        node: usize,
+        tokens: u32,
+        places: &Places,
+        choice: Choice,
+        stream: u64,
+    ) -> Result<(), BackendError> {
+        let desc = self.program.graph.nodes[node].op.desc();
+        let launch = Launch {
+            args: self.args(node, tokens, places),
+            tactic: choice.tactic,
+            workspace: self.workspace.address() + choice.workspace,
+            workspace_bytes: choice.workspace_bytes,
+            stream,
+        };
+        let backend = &self.backends.list()[choice.backend as usize];
+        // SAFETY: beside `places`, arguments point into weights, arena and KV pool, which live in `self` and have the extents
+        // of the descriptions: shapes of weights were checked at load, the arena was planned for more tokens than
+        // the slot table lets through, and block ids and token ids were checked by it too.
+        unsafe { backend.launch(&desc, &launch) }
+    }
+
+    /// Launches every operation of a step of `tokens` tokens and `samples` draws.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub(super) unsafe fn launch_all(
+        &self,
+        step: u64,
+        (tokens, samples): (u32, u32),
+        places: &Places,
+        stream: u64,
+        mut before: impl FnMut(&Op),
+    ) -> Result<(), ExecutorError> {
+        for (index, node) in self.program.graph.nodes.iter().enumerate() {
+            let rows = if node.op.runs_on_samples() { samples } else { tokens };
+            if rows == 0 {
+                continue;
+            }
+            before(&node.op);
+            let (_, choice) = self.program.choice(index, rows);
+            // SAFETY: handed on.
+            unsafe { self.launch(index, rows, places, choice, stream) }
+                .map_err(|source| ExecutorError::Backend { step, operation: node.label(), source })?;
         }
         Ok(())
     }
 
-    /// Launches one operation of the step in the batch.
-    pub(super) fn launch(&mut self, index: usize, step: u64) -> Result<(), ExecutorError> {
-        let op = &self.program.graph.nodes[index].op;
-        let tokens = if op.runs_on_samples() { self.batch.samples() } else { self.batch.tokens() };
-        if tokens == 0 {
-            return Ok(());
-        }
-        if self.keep_logits
-            && let Op::Sample { logits, .. } = *op
-        {
-            self.copy_logits(logits);
-        }
-        (self.heartbeat)();
-        let args = self.args(index, tokens);
-        let (desc, choice) = self.program.choice(index, tokens);
-        let launch = Launch {
-            args,
-            tactic: choice.tactic,
-            workspace: self.workspace.address(),
-            workspace_bytes: self.program.workspace,
-            stream: 0,
-        };
-        let backend = &self.backends.list()[choice.backend as usize];
-        // SAFETY: `args` points into weights, arena, KV pool and batch arrays, which live in `self` and have the extents of
-        // the descriptions: shapes of weights were checked at load, the arena was planned for as many tokens as a batch
-        // has at most, and block ids and token ids were checked by the slot table (or made up within their ranges).
-        unsafe { backend.launch(desc, &launch) }.map_err(|source| ExecutorError::Backend {
-            step,
-            operation: self.program.graph.nodes[index].label(),
-            source,
-        })
-    }
-
-    fn tensor(&self, id: TensorId) -> u64 {
+    pub(super) fn tensor(&self, id: TensorId) -> u64 {
         // Every tensor that an operation names has a place.
         self.program.buffers.offset(id).map_or(0, |offset| self.arena.address() + offset)
     }
@@ -82,15 +116,11 @@ impl Model {
         segments
     }
 
-    fn args(&mut self, node: usize, tokens: u32) -> OpArgs {
-        if let Op::Sample { logits, .. } = self.program.graph.nodes[node].op {
-            return OpArgs::Sample(self.sample_args(logits, tokens));
-        }
+    fn args(&self, node: usize, tokens: u32, places: &Places) -> OpArgs {
         let weight = |id| self.weights.address(id);
-        let batch = &self.batch;
         match &self.program.graph.nodes[node].op {
             Op::Embed { table, out, .. } => OpArgs::Embed(EmbedArgs {
-                token_ids: address(&batch.token_ids),
+                token_ids: places.token_ids,
                 table: weight(*table),
                 out: self.tensor(*out),
                 tokens,
@@ -103,7 +133,7 @@ impl Model {
             }),
             Op::Gemm { desc, x, norm_weight, segments, residual, out } => OpArgs::Gemm(GemmArgs {
                 x: self.tensor(*x),
-                rows: if desc.gather == 1 { address(&batch.sampled_rows) } else { 0 },
+                rows: if desc.gather == 1 { places.sampled_rows } else { 0 },
                 norm_weight: norm_weight.map_or(0, weight),
                 segments: self.segments(segments),
                 residual: residual.map_or(0, |residual| self.tensor(residual)),
@@ -112,27 +142,27 @@ impl Model {
             }),
             Op::RopeKvWrite { qkv, kv, .. } => OpArgs::RopeKvWrite(RopeKvWriteArgs {
                 qkv: self.tensor(*qkv),
-                positions: address(&batch.positions),
-                slots: address(&batch.groups[kv.group as usize].slots),
-                inverse_frequencies: address(&self.inverse_frequencies),
+                positions: places.positions,
+                slots: places.groups[kv.group as usize].slots,
+                inverse_frequencies: self.inverse_frequencies.address(),
                 kv: self.kv.plane(kv.plane),
                 kv_scales: 0,
                 tokens,
             }),
             Op::Attention { desc, qkv, sinks, kv, out } => {
-                let group = &batch.groups[kv.group as usize];
+                let group = places.groups[kv.group as usize];
                 OpArgs::Attention(AttentionArgs {
                     q: self.tensor(*qkv),
                     q_stride: (desc.heads + 2 * desc.kv_heads) * desc.head_dim,
-                    sequences: batch.kv_lens.len() as u32,
-                    query_starts: address(&batch.query_starts),
-                    kv_lens: address(&batch.kv_lens),
-                    block_tables: address(&group.tables),
+                    sequences: places.sequences,
+                    query_starts: places.query_starts,
+                    kv_lens: places.kv_lens,
+                    block_tables: group.tables,
                     table_stride: group.stride,
-                    max_query: batch.max_query,
-                    max_kv: batch.max_kv,
+                    max_query: places.max_query,
+                    max_kv: places.max_kv,
                     tokens,
-                    first_blocks: address(&group.first_blocks),
+                    first_blocks: group.first_blocks,
                     sinks: weight(*sinks),
                     kv: self.kv.plane(kv.plane),
                     kv_scales: 0,
@@ -174,38 +204,15 @@ impl Model {
             }
             Op::Sample { logits, .. } => OpArgs::Sample(SampleArgs {
                 logits: self.tensor(*logits),
-                rows: 0,
-                edits: 0,
-                masks: 0,
-                tokens: 0,
-                logprobs: 0,
-                top_ids: 0,
-                top_logprobs: 0,
-                row_count: 0,
+                rows: places.rows,
+                edits: places.edits,
+                masks: places.masks,
+                tokens: places.drawn,
+                logprobs: places.logprobs,
+                top_ids: places.top_ids,
+                top_logprobs: places.top_logprobs,
+                row_count: tokens,
             }),
         }
-    }
-
-    fn sample_args(&mut self, logits: TensorId, rows: u32) -> SampleArgs {
-        SampleArgs {
-            logits: self.tensor(logits),
-            rows: address(&self.batch.sample.rows),
-            edits: address(&self.batch.sample.edits),
-            masks: address(&self.batch.sample.masks),
-            tokens: address_mut(&mut self.drawn.tokens),
-            logprobs: address_mut(&mut self.drawn.logprobs),
-            top_ids: address_mut(&mut self.drawn.top_ids),
-            top_logprobs: address_mut(&mut self.drawn.top_logprobs),
-            row_count: rows,
-        }
-    }
-
-    fn copy_logits(&mut self, logits: TensorId) {
-        let count = self.batch.samples() as usize * self.info.vocab_size as usize;
-        let from = self.tensor(logits) as *const f32;
-        self.kept_logits.clear();
-        // SAFETY: the logits tensor is float32 and holds `samples * vocab` elements in the arena, which no kernel is writing
-        // now; any bits are a valid float.
-        self.kept_logits.extend_from_slice(unsafe { std::slice::from_raw_parts(from, count) });
     }
 }

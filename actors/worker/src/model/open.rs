@@ -1,23 +1,27 @@
 //! Opens a model: configuration, graph, backends, then weights and memory. What can be refused is refused before weights
 //! load.
 
+use super::device::Steps;
 use super::program::{Program, ProgramError};
 use super::{Drawn, Model};
+use crate::cuda::{Cuda, CudaError};
+use crate::device::Device;
 use crate::executor::ExecutorError;
 use crate::kv::{KvBudget, KvError, KvPool};
-use crate::memory::{MemoryError, Region};
+use crate::memory::MemoryError;
 use crate::model::batch::Batch;
 use crate::slots::{SlotLimits, SlotTable};
-use crate::weights::{Weights, WeightsError};
-use gossamer_backend_api::DType;
+use crate::weights::{PACKED, Weights, WeightsError};
+use gossamer_backend_api::{DType, Layout};
 use gossamer_config::{Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, ServeConfig};
 use gossamer_kernels::graph::{self, Graph, GraphOptions};
 use gossamer_kernels::passes::{self, Applied};
-use gossamer_kernels::tuner::KernelCache;
+use gossamer_kernels::tuner::{self, KernelCache};
 use gossamer_kernels::{Backends, SelectError};
 use gossamer_wire::{KvGroup, WorkerInfo};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why a model could not be opened.
@@ -50,6 +54,9 @@ pub enum ModelError {
         /// The operation and its layer.
         node: String,
     },
+    /// The device refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A longer context was asked for than the model has.
     #[error("--max-model-len {wanted}: the model's context is {limit} tokens; lower it or leave it out")]
     TooLong {
@@ -122,6 +129,16 @@ impl ModelOptions {
         }
     }
 
+    /// Takes bfloat16 where the configuration leaves the types open: that is what a CUDA device computes in.
+    pub fn use_device_types(&mut self, config: &ServeConfig) {
+        if config.dtype == Dtype::Auto {
+            self.activation = DType::BF16;
+        }
+        if config.kv_cache_dtype == KvCacheDtype::Auto {
+            self.kv = self.activation;
+        }
+    }
+
     /// Builds and fuses the graph of a model; nothing is loaded.
     pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
         let options = GraphOptions {
@@ -131,23 +148,55 @@ impl ModelOptions {
             max_logprobs: self.max_logprobs,
         };
         let mut graph = graph::build(config, &options);
-        let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| backends.able(desc).is_ok());
+        let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| {
+            tuner::covers(backends, desc, self.max_num_batched_tokens.max(self.max_num_seqs))
+        });
         (graph, applied)
     }
 }
 
+/// What beside [`ModelOptions`] shapes a model on a CUDA device.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Largest decode step that is captured in a graph; 0: none is.
+    pub capture_size: u32,
+}
+
 impl Model {
-    /// Opens the model in `directory`.
+    /// Opens the model in `directory` on the host.
     pub fn open(directory: &Path, options: &ModelOptions, backends: Backends) -> Result<Self, ModelError> {
         Self::with_config(&ModelConfig::load(directory)?, directory, options, backends)
     }
 
-    /// Opens a model of a given shape; `directory` holds its weights, unless they are made up.
+    /// Opens a model of a given shape on the host; `directory` holds its weights, unless they are made up.
     pub fn with_config(
         config: &ModelConfig,
         directory: &Path,
         options: &ModelOptions,
         backends: Backends,
+    ) -> Result<Self, ModelError> {
+        Self::open_on(&Device::Cpu, config, directory, options, backends, None)
+    }
+
+    /// Opens the model in `directory` on a CUDA device whose context is current.
+    pub fn open_cuda(
+        cuda: &Arc<Cuda>,
+        directory: &Path,
+        options: &ModelOptions,
+        on_device: &CudaOptions,
+        backends: Backends,
+    ) -> Result<Self, ModelError> {
+        let config = ModelConfig::load(directory)?;
+        Self::open_on(&Device::Cuda(cuda.clone()), &config, directory, options, backends, Some(on_device))
+    }
+
+    fn open_on(
+        device: &Device,
+        config: &ModelConfig,
+        directory: &Path,
+        options: &ModelOptions,
+        backends: Backends,
+        on_device: Option<&CudaOptions>,
     ) -> Result<Self, ModelError> {
         let context = config.max_position_embeddings;
         let max_model_len = options.max_model_len.unwrap_or(context);
@@ -158,7 +207,11 @@ impl Model {
         tracing::debug!(?applied, "fused the graph");
         let (tokens, samples) =
             (options.max_num_batched_tokens, options.max_num_seqs.min(options.max_num_batched_tokens));
-        let program = Program::new(graph, &backends, options.kernel_cache.as_ref(), tokens, samples)?;
+        let layout = match device {
+            Device::Cpu => Layout::checkpoint(),
+            Device::Cuda(_) => Layout(PACKED.to_owned()),
+        };
+        let program = Program::new(graph, &backends, options.kernel_cache.as_ref(), tokens, samples, layout)?;
         tracing::debug!(tactics = program.summary(&backends), "chose tactics");
         let graph = &program.graph;
 
@@ -171,24 +224,51 @@ impl Model {
             useful: blocks_per_sequence * u64::from(options.max_num_seqs) * u64::from(groups),
             groups,
         };
-        let kv = KvPool::new(&graph.kv, budget.blocks(&graph.kv)?)?;
-        let weights = Weights::load(directory, options.load_format, &graph.weights, options.seed)?;
+        // On the host a pool that does not fit is refused before weights load; a device says how much is left afterwards.
+        let host_blocks = match device {
+            Device::Cpu => Some(budget.blocks(&graph.kv)?),
+            Device::Cuda(_) => None,
+        };
+        let weights = match device {
+            Device::Cpu => Weights::load(directory, options.load_format, &graph.weights, options.seed)?,
+            Device::Cuda(cuda) => {
+                let (format, seed) = (options.load_format, options.seed);
+                Weights::load_to_device(cuda, directory, format, graph, &backends, seed)?
+            }
+        };
+        let arena = device.allocate("activations", program.buffers.bytes)?;
+        let workspace = device.allocate("the kernels' workspace", program.workspace)?;
+        let frequencies: Vec<u8> =
+            config.rope.inverse_frequencies(config.head_dim).iter().flat_map(|f| f.to_ne_bytes()).collect();
+        let inverse_frequencies = device.copy_of("rotary frequencies", &frequencies)?;
+        let limits = SlotLimits::new(options.max_num_seqs, options.max_num_batched_tokens);
+        let (blocks, steps) = match device {
+            Device::Cpu => (host_blocks.unwrap_or(1), None),
+            Device::Cuda(cuda) => {
+                let capture_size = on_device.map_or(0, |on_device| on_device.capture_size);
+                let steps =
+                    Steps::new(cuda.clone(), limits.slots, samples, options.max_logprobs, capture_size)?;
+                let (free, total) = cuda.memory()?;
+                (budget.device_blocks(&graph.kv, free, total)?, Some(Box::new(steps)))
+            }
+        };
+        // A device's padded sequences write to a block of their own.
+        let kv = KvPool::new(device, &graph.kv, blocks + u32::from(steps.is_some()))?;
         let info = WorkerInfo {
             rank: options.rank,
-            num_blocks: kv.blocks(),
+            num_blocks: blocks,
             block_size: options.block_size,
             groups: graph.windows.iter().map(|window| KvGroup { window: *window }).collect(),
             max_model_len,
             vocab_size: config.vocab_size,
         };
-        let limits = SlotLimits::new(options.max_num_seqs, options.max_num_batched_tokens);
         Ok(Self {
             // One section per data-parallel rank; this version has one.
             slots: SlotTable::new(info.clone(), limits, 0),
             info,
-            arena: Region::new("activations", program.buffers.bytes)?,
-            workspace: Region::new("the kernels' workspace", program.workspace)?,
-            inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
+            arena,
+            workspace,
+            inverse_frequencies,
             max_logprobs: options.max_logprobs,
             program,
             backends,
@@ -197,6 +277,7 @@ impl Model {
             batch: Batch::default(),
             drawn: Drawn::default(),
             done: VecDeque::new(),
+            steps,
             keep_logits: false,
             kept_logits: Vec::new(),
             heartbeat: Box::new(|| {}),

@@ -1,11 +1,17 @@
 //! A graph with everything settled that does not change from step to step: tactics per token count, workspace, and
 //! offsets of the activations.
+//!
+//! Invariant: each backend has a workspace of its own for each distinct operation, large enough for every tactic that may
+//! be chosen, and nobody else writes it: kernels may keep what they left there from one launch to the next.
 
-use gossamer_backend_api::{BackendError, Layout, OpDesc};
+use gossamer_backend_api::{BackendError, Layout, OpDesc, OpKind};
 use gossamer_kernels::graph::{BufferPlan, Graph};
 use gossamer_kernels::tuner::{self, Candidate, KernelCache};
 use gossamer_kernels::{Backends, SelectError};
 use thiserror::Error;
+
+/// Alignment of a workspace.
+const ALIGN: u64 = 256;
 
 /// Why a graph cannot be run.
 #[derive(Debug, Error)]
@@ -29,12 +35,45 @@ pub enum ProgramError {
 }
 
 /// What does an operation at a token count.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Index into the backends.
     pub backend: u32,
     /// The tactic.
     pub tactic: u32,
+    /// Whether a CUDA graph may hold it.
+    pub capturable: bool,
+    /// Offset of its workspace.
+    pub workspace: u64,
+    /// Bytes of its workspace.
+    pub workspace_bytes: u64,
+}
+
+/// A distinct operation.
+#[derive(Debug)]
+struct Settled {
+    desc: OpDesc,
+    /// Per bucket.
+    choices: Vec<Choice>,
+    /// Per backend: offset and size of its workspace.
+    regions: Vec<(u64, u64)>,
+    /// Most rows of a launch.
+    most: u32,
+}
+
+/// An operation whose tactic can be chosen by measuring.
+#[derive(Debug)]
+pub struct Open {
+    /// A node that does it.
+    pub node: usize,
+    /// Index of its token count.
+    pub bucket: usize,
+    /// The token count.
+    pub tokens: u32,
+    /// Name for cache files.
+    pub operation: String,
+    /// What may be chosen, the present guess first.
+    pub candidates: Vec<Candidate>,
 }
 
 /// A settled graph.
@@ -44,63 +83,48 @@ pub struct Program {
     pub graph: Graph,
     /// Where activations are.
     pub buffers: BufferPlan,
-    /// Bytes that the largest launch needs beside.
+    /// Bytes of all workspaces.
     pub workspace: u64,
-    /// Per node: index into `choices`.
+    /// Per node: index into `settled`.
     of_node: Vec<usize>,
-    /// Per distinct description: one choice per bucket.
-    choices: Vec<(OpDesc, Vec<Choice>)>,
+    settled: Vec<Settled>,
     buckets: Vec<u32>,
-}
-
-impl Choice {
-    /// A candidate, as a choice.
-    pub fn of(candidate: &Candidate) -> Self {
-        Self { backend: candidate.backend as u32, tactic: candidate.tactic.id }
-    }
+    /// Layout of the experts' weights.
+    experts: Layout,
 }
 
 impl Program {
-    /// Token counts that have choices of their own.
-    pub fn buckets(&self) -> &[u32] {
-        &self.buckets
-    }
-
-    /// Changes the choice of a node, and of all nodes with its description, at one bucket.
-    pub(super) fn set_choice(&mut self, node: usize, bucket: u32, choice: Choice) {
-        if let Some(at) = self.buckets.iter().position(|other| *other == bucket) {
-            self.choices[self.of_node[node]].1[at] = choice;
-        }
-    }
-
-    /// Settles a graph for steps of up to `tokens` tokens and `samples` draws.
+    /// Settles a graph for steps of up to `tokens` tokens and `samples` draws. `experts` is the layout in which the
+    /// experts' weights are held; all others are as in the checkpoint.
     pub fn new(
         graph: Graph,
         backends: &Backends,
         cache: Option<&KernelCache>,
         tokens: u32,
         samples: u32,
+        experts: Layout,
     ) -> Result<Self, ProgramError> {
         let buckets = tuner::buckets(tokens.max(samples));
         let mut program = Self {
             buffers: BufferPlan::new(&graph, tokens, samples),
             workspace: 0,
             of_node: Vec::with_capacity(graph.nodes.len()),
-            choices: Vec::new(),
+            settled: Vec::new(),
             buckets,
             graph,
+            experts,
         };
         for index in 0..program.graph.nodes.len() {
             let op = &program.graph.nodes[index].op;
             let most = if op.runs_on_samples() { samples } else { tokens };
             let desc = op.desc();
-            let known = program.choices.iter().position(|(other, _)| *other == desc);
+            let known = program.settled.iter().position(|other| other.desc == desc);
             let at = match known {
                 Some(at) => at,
                 None => {
-                    let choices = program.choose(backends, cache, &desc, most)?;
-                    program.choices.push((desc, choices));
-                    program.choices.len() - 1
+                    let settled = program.settle(backends, cache, desc, most)?;
+                    program.settled.push(settled);
+                    program.settled.len() - 1
                 }
             };
             program.of_node.push(at);
@@ -108,58 +132,148 @@ impl Program {
         Ok(program)
     }
 
-    fn choose(
+    /// Token counts that have choices of their own.
+    pub fn buckets(&self) -> &[u32] {
+        &self.buckets
+    }
+
+    /// What may do the operation of a node at a token count.
+    pub fn candidates_of(
+        &self,
+        backends: &Backends,
+        node: usize,
+        tokens: u32,
+    ) -> Result<Vec<Candidate>, SelectError> {
+        self.candidates(backends, &self.settled[self.of_node[node]].desc, tokens)
+    }
+
+    fn candidates(
+        &self,
+        backends: &Backends,
+        desc: &OpDesc,
+        tokens: u32,
+    ) -> Result<Vec<Candidate>, SelectError> {
+        tuner::candidates(backends, desc, tokens, layout_of(desc, &self.experts))
+    }
+
+    fn settle(
         &mut self,
         backends: &Backends,
         cache: Option<&KernelCache>,
-        desc: &OpDesc,
+        desc: OpDesc,
         most: u32,
-    ) -> Result<Vec<Choice>, ProgramError> {
+    ) -> Result<Settled, ProgramError> {
         let operation = format!("{desc:?}");
-        let mut choices = Vec::with_capacity(self.buckets.len());
+        let mut sizes = vec![0u64; backends.list().len()];
+        let mut picked = Vec::with_capacity(self.buckets.len());
         for tokens in &self.buckets {
-            let candidates = tuner::candidates(backends, desc, *tokens, &Layout::checkpoint())?;
+            let candidates = self.candidates(backends, &desc, *tokens)?;
+            for Candidate { backend, tactic } in &candidates {
+                let by = &backends.list()[*backend];
+                by.prepare(&desc, tactic.id)?;
+                // A bucket may reach beyond the largest step, a workspace need not.
+                let bytes = by.workspace(&desc, tactic.id, (*tokens).min(most));
+                if bytes == u64::MAX {
+                    return Err(ProgramError::Workspace {
+                        backend: by.name().to_owned(),
+                        tactic: tactic.name.clone(),
+                        operation: desc.kind().label(),
+                    });
+                }
+                sizes[*backend] = sizes[*backend].max(bytes);
+            }
             let cached = cache.and_then(|cache| cache.get(&operation, *tokens));
             let best = cached.and_then(|entry| tuner::cached(entry, &candidates, backends)).unwrap_or(0);
-            let Candidate { backend, tactic } = &candidates[best];
-            let by = &backends.list()[*backend];
-            by.prepare(desc, tactic.id)?;
-            // A bucket may reach beyond the largest step, a workspace need not.
-            let bytes = by.workspace(desc, tactic.id, (*tokens).min(most));
-            if bytes == u64::MAX {
-                return Err(ProgramError::Workspace {
-                    backend: by.name().to_owned(),
-                    tactic: tactic.name.clone(),
-                    operation: desc.kind().label(),
-                });
-            }
-            self.workspace = self.workspace.max(bytes);
-            choices.push(Choice::of(&candidates[best]));
+            picked.push(candidates[best].clone());
         }
-        Ok(choices)
+        let mut regions = Vec::with_capacity(sizes.len());
+        for bytes in sizes {
+            regions.push((self.workspace, bytes));
+            self.workspace += bytes.next_multiple_of(ALIGN);
+        }
+        let choices = picked.iter().map(|candidate| choice_of(candidate, &regions)).collect();
+        Ok(Settled { desc, choices, regions, most })
     }
 
     /// Description and choice of a node at a token count.
     pub fn choice(&self, node: usize, tokens: u32) -> (&OpDesc, Choice) {
-        let (desc, choices) = &self.choices[self.of_node[node]];
+        let settled = &self.settled[self.of_node[node]];
+        (&settled.desc, settled.choices[self.bucket_of(tokens)])
+    }
+
+    fn bucket_of(&self, tokens: u32) -> usize {
         let bucket = tuner::bucket(tokens);
-        let at = self.buckets.partition_point(|other| *other < bucket).min(choices.len() - 1);
-        (desc, choices[at])
+        self.buckets.partition_point(|other| *other < bucket).min(self.buckets.len() - 1)
+    }
+
+    /// Everything that more than one tactic can do, one entry per distinct operation and token count.
+    pub fn open_choices(&self, backends: &Backends) -> Result<Vec<Open>, SelectError> {
+        let mut open = Vec::new();
+        for (at, settled) in self.settled.iter().enumerate() {
+            let node = self.of_node.iter().position(|other| *other == at).unwrap_or_default();
+            for (bucket, tokens) in self.buckets.iter().enumerate() {
+                let tokens = (*tokens).min(settled.most);
+                let candidates = self.candidates(backends, &settled.desc, tokens)?;
+                if candidates.len() > 1 && tokens == self.buckets[bucket].min(settled.most) {
+                    let operation = format!("{:?}", settled.desc);
+                    open.push(Open { node, bucket, tokens, operation, candidates });
+                }
+            }
+        }
+        Ok(open)
+    }
+
+    /// What a launch of a candidate for a node's operation would use.
+    pub fn choice_for(&self, node: usize, candidate: &Candidate) -> Choice {
+        choice_of(candidate, &self.settled[self.of_node[node]].regions)
+    }
+
+    /// Chooses a candidate for the operation of a node at a token count.
+    pub fn choose(&mut self, node: usize, bucket: usize, candidate: &Candidate) {
+        let choice = self.choice_for(node, candidate);
+        let at = self.of_node[node];
+        self.settled[at].choices[bucket] = choice;
+    }
+
+    /// Whether every operation of a step can be captured in a CUDA graph.
+    pub fn is_capturable(&self, tokens: u32) -> bool {
+        let bucket = self.bucket_of(tokens);
+        self.settled.iter().all(|settled| settled.choices[bucket].capturable)
     }
 
     /// Names of the tactics in use, one line per distinct operation, for the log.
     pub fn summary(&self, backends: &Backends) -> String {
-        let line = |(desc, choices): &(OpDesc, Vec<Choice>)| {
+        let line = |settled: &Settled| {
             let mut names: Vec<String> = Vec::new();
-            for choice in choices {
+            for choice in &settled.choices {
                 let name = backends.list()[choice.backend as usize].name();
                 let text = format!("{name}#{}", choice.tactic);
-                if !names.contains(&text) {
+                if names.last() != Some(&text) {
                     names.push(text);
                 }
             }
-            format!("{}: {}", desc.kind().label(), names.join(", "))
+            format!("{}: {}", settled.desc.kind().label(), names.join(", "))
         };
-        self.choices.iter().map(line).collect::<Vec<_>>().join("; ")
+        self.settled.iter().map(line).collect::<Vec<_>>().join("; ")
+    }
+}
+
+fn choice_of(candidate: &Candidate, regions: &[(u64, u64)]) -> Choice {
+    let (workspace, workspace_bytes) = regions[candidate.backend];
+    Choice {
+        backend: candidate.backend as u32,
+        tactic: candidate.tactic.id,
+        capturable: candidate.tactic.capturable,
+        workspace,
+        workspace_bytes,
+    }
+}
+
+/// The layout in which an operation's weights are held.
+pub fn layout_of<'a>(desc: &OpDesc, experts: &'a Layout) -> &'a Layout {
+    static CHECKPOINT: std::sync::LazyLock<Layout> = std::sync::LazyLock::new(Layout::checkpoint);
+    match desc.kind() {
+        OpKind::Experts | OpKind::FusedMoe => experts,
+        _ => &CHECKPOINT,
     }
 }

@@ -68,6 +68,23 @@ impl SampleInputs {
         });
     }
 
+    /// Adds a row that is drawn greedily and that nobody asks for.
+    pub fn push_greedy(&mut self) {
+        self.rows.push(SampleRow {
+            seed: 0,
+            position: 0,
+            choice: 0,
+            temperature: 0.0,
+            top_p: 1.0,
+            min_p: 0.0,
+            top_k: 0,
+            first_edit: 0,
+            edits: 0,
+            logprobs: SampleRow::NO_LOGPROBS,
+            masked: 0,
+        });
+    }
+
     fn push_edits(&mut self, slot: &Slot, vocab: u32) {
         let sampling = &slot.sampling;
         let edits = &mut self.edits_of_row;

@@ -3,11 +3,10 @@
 //! Each token count is run once through the graph; the first operation of every kind stops there and tries its
 //! candidates. What is measured includes everything that a launch costs on this machine.
 
-use super::{Choice, Model};
+use super::Model;
 use crate::executor::ExecutorError;
-use crate::memory::Region;
 use crate::model::open::ModelError;
-use gossamer_backend_api::{Layout, OpDesc};
+use gossamer_backend_api::OpDesc;
 use gossamer_kernels::tuner::{self, CacheEntry, Candidate, KernelCache};
 use std::time::{Duration, Instant};
 
@@ -34,6 +33,9 @@ impl Model {
         limits: TuneLimits,
         progress: &mut dyn FnMut(u32, usize),
     ) -> Result<usize, ModelError> {
+        if self.steps.is_some() {
+            return self.tune_on_device(cache, limits, progress);
+        }
         let start = Instant::now();
         let buckets = self.program.buckets().to_vec();
         let most = self.slots.limits().tokens as u32;
@@ -68,7 +70,7 @@ impl Model {
             // Fewer tokens are drawn than run: beyond the most that can be, there is nothing to choose.
             if !seen.contains(&desc) && tuner::bucket(rows) == bucket {
                 let operation = format!("{desc:?}");
-                let candidates = tuner::candidates(&self.backends, &desc, bucket, &Layout::checkpoint())?;
+                let candidates = self.program.candidates_of(&self.backends, node, bucket)?;
                 let known = cache.get(&operation, bucket);
                 let known =
                     known.and_then(|entry| tuner::cached(entry, &candidates, &self.backends)).is_some();
@@ -78,7 +80,7 @@ impl Model {
                 }
                 seen.push(desc);
             }
-            self.launch(node, 0).map_err(ModelError::Tune)?;
+            self.launch_on_host(node).map_err(ModelError::Tune)?;
         }
         Ok(measured)
     }
@@ -102,7 +104,7 @@ impl Model {
         }
         let order = tuner::rank(&costs);
         let best = &candidates[order[0]];
-        self.program.set_choice(node, bucket, Choice::of(best));
+        self.use_candidate(node, bucket, best);
         let name = |index: usize| {
             let candidate: &Candidate = &candidates[index];
             (self.backends.list()[candidate.backend].name().to_owned(), candidate.tactic.name.clone())
@@ -123,27 +125,19 @@ impl Model {
         })
     }
 
+    fn use_candidate(&mut self, node: usize, bucket: u32, candidate: &Candidate) {
+        if let Some(at) = self.program.buckets().iter().position(|other| *other == bucket) {
+            self.program.choose(node, at, candidate);
+        }
+    }
+
     /// Microseconds of one candidate.
     fn time(&mut self, node: usize, bucket: u32, candidate: &Candidate) -> Result<f64, ExecutorError> {
-        let desc = self.program.graph.nodes[node].op.desc();
-        let backend = &self.backends.list()[candidate.backend];
-        let failed = |source| ExecutorError::Backend {
-            step: 0,
-            operation: self.program.graph.nodes[node].label(),
-            source,
-        };
-        backend.prepare(&desc, candidate.tactic.id).map_err(failed)?;
-        let bytes = backend.workspace(&desc, candidate.tactic.id, bucket);
-        if bytes > self.program.workspace {
-            self.workspace = Region::new("the kernels' workspace", bytes)
-                .map_err(|error| ExecutorError::Device(error.to_string()))?;
-            self.program.workspace = bytes;
-        }
-        self.program.set_choice(node, bucket, Choice::of(candidate));
+        self.use_candidate(node, bucket, candidate);
         let mut best = f64::INFINITY;
         for launch in 0..=LAUNCHES {
             let start = Instant::now();
-            self.launch(node, 0)?;
+            self.launch_on_host(node)?;
             if launch > 0 {
                 best = best.min(start.elapsed().as_secs_f64() * 1e6);
             }

@@ -126,10 +126,19 @@ struct Place {
     data_start: u64,
 }
 
-/// Maps the checkpoint of a directory.
-pub fn map(directory: &Path, weights: &[Weight]) -> Result<Weights, CheckpointError> {
+/// The files of a checkpoint with every tensor's place, checked.
+pub struct Located {
+    pub maps: Vec<Mmap>,
+    pub files: Vec<File>,
+    /// Per weight: file and first byte.
+    pub places: Vec<(usize, u64)>,
+}
+
+/// Finds and checks all tensors; reads headers only.
+pub fn locate(directory: &Path, weights: &[Weight]) -> Result<Located, CheckpointError> {
     let (paths, index) = files(directory)?;
     let mut maps = Vec::with_capacity(paths.len());
+    let mut handles = Vec::with_capacity(paths.len());
     let mut places: HashMap<String, Place> = HashMap::new();
     for (file, path) in paths.iter().enumerate() {
         let unreadable = |source| CheckpointError::Read { path: path.clone(), source };
@@ -140,6 +149,7 @@ pub fn map(directory: &Path, weights: &[Weight]) -> Result<Weights, CheckpointEr
         let header = header::parse(&map)
             .map_err(|message| CheckpointError::Damaged { path: path.clone(), message })?;
         maps.push(map);
+        handles.push(handle);
         for (tensor, entry) in header.entries {
             if let Some(first) = places.get(&tensor) {
                 let first = paths[first.file].clone();
@@ -148,8 +158,7 @@ pub fn map(directory: &Path, weights: &[Weight]) -> Result<Weights, CheckpointEr
             places.insert(tensor, Place { file, entry, data_start: header.data_start });
         }
     }
-    let mut copies = Vec::new();
-    let mut addresses = Vec::with_capacity(weights.len());
+    let mut found = Vec::with_capacity(weights.len());
     for weight in weights {
         let Some(place) = places.get(&weight.name) else {
             let file = index.get(&weight.name).map(|name| directory.join(name));
@@ -157,7 +166,19 @@ pub fn map(directory: &Path, weights: &[Weight]) -> Result<Weights, CheckpointEr
             let path = file.or(single).unwrap_or_else(|| directory.to_owned());
             return Err(CheckpointError::Missing { path, tensor: weight.name.clone() });
         };
-        let bytes = checked(weight, place, &paths[place.file], &maps[place.file])?;
+        checked(weight, place, &paths[place.file], &maps[place.file])?;
+        found.push((place.file, place.data_start + place.entry.data_offsets.0));
+    }
+    Ok(Located { maps, files: handles, places: found })
+}
+
+/// Maps the checkpoint of a directory.
+pub fn map(directory: &Path, weights: &[Weight]) -> Result<Weights, CheckpointError> {
+    let Located { maps, places, .. } = locate(directory, weights)?;
+    let mut copies = Vec::new();
+    let mut addresses = Vec::with_capacity(weights.len());
+    for (weight, (file, start)) in weights.iter().zip(places) {
+        let bytes = &maps[file][start as usize..(start + weight.bytes()) as usize];
         addresses.push(match weight.element {
             // Nothing in the format aligns tensors; kernels read bfloat16 in pairs of bytes.
             WeightType::Bf16 if !(bytes.as_ptr() as usize).is_multiple_of(2) => {
@@ -168,7 +189,7 @@ pub fn map(directory: &Path, weights: &[Weight]) -> Result<Weights, CheckpointEr
             _ => bytes.as_ptr() as u64,
         });
     }
-    Ok(Weights { addresses, _backing: Backing { _maps: maps, _copies: copies, _region: None } })
+    Ok(Weights { addresses, _backing: Backing { _maps: maps, _copies: copies, ..Backing::default() } })
 }
 
 /// A tensor's bytes, after type, shape and extent were checked.

@@ -8,7 +8,7 @@ use crate::memory::{MemoryError, Region};
 use crate::pool::default_threads;
 use gossamer_kernels::graph::{Fill, Weight};
 use half::bf16;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 const ALIGN: usize = 256;
 /// Bytes filled by one thread at a time; a multiple of eight.
@@ -45,12 +45,11 @@ pub fn make(weights: &[Weight], seed: u64) -> Result<Weights, MemoryError> {
     }
     pieces.reverse();
     let queue = Mutex::new(pieces);
-    let standard = standard_quantiles();
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     std::thread::scope(|scope| {
         for _ in 0..default_threads() {
             scope.spawn(|| {
-                let mut table = Table { standard: &standard, of: None, values: Vec::new() };
+                let mut table = Table::default();
                 while let Some(piece) = next() {
                     piece.fill(&mut table);
                 }
@@ -58,6 +57,20 @@ pub fn make(weights: &[Weight], seed: u64) -> Result<Weights, MemoryError> {
         }
     });
     Ok(Weights { addresses, _backing: Backing { _region: Some(region), ..Backing::default() } })
+}
+
+/// Makes part of one weight: the bytes from `offset` on, as [`make`] would.
+pub fn fill_part(weight: &Weight, seed: u64, offset: u64, out: &mut [u8], table: &mut Table<'_>) {
+    let seed = seed_of(seed, &weight.name);
+    let piece = |bytes, first_word| Piece { bytes, fill: weight.fill, seed, first_word };
+    let skip = (offset % 8) as usize;
+    if skip == 0 && out.len().is_multiple_of(8) {
+        piece(out, offset / 8).fill(table);
+        return;
+    }
+    let mut whole = vec![0; (skip + out.len()).next_multiple_of(8)];
+    piece(&mut whole, offset / 8).fill(table);
+    out.copy_from_slice(&whole[skip..skip + out.len()]);
 }
 
 /// FNV-1a over the name, so that equal shapes get different weights.
@@ -109,10 +122,17 @@ impl Piece<'_> {
 }
 
 /// Quantiles of the normal distribution that was asked for last.
-struct Table<'a> {
+pub struct Table<'a> {
     standard: &'a [f64],
     of: Option<(f32, f32)>,
     values: Vec<u16>,
+}
+
+impl Default for Table<'_> {
+    fn default() -> Self {
+        static STANDARD: OnceLock<Vec<f64>> = OnceLock::new();
+        Self { standard: STANDARD.get_or_init(standard_quantiles), of: None, values: Vec::new() }
+    }
 }
 
 impl Table<'_> {

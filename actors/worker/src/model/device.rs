@@ -1,0 +1,653 @@
+//! Steps on a CUDA device: inputs over in one copy, kernels or a captured graph, results back in one copy.
+//!
+//! Several steps are in flight; the device runs them one after the other. A token that a step draws stays on the device,
+//! in the place of its slot, and feeds the next step from there; on the host its place in the slot is filled when the result
+//! comes back. Device-side inputs exist once, since copies and kernels run in order; host-side staging exists per step
+//! in flight.
+//!
+//! Decode steps up to a size are captured in graphs, one per padded batch size and table stride: the first step of a kind
+//! runs kernel by kernel, which loads them, the second is captured. Padding uses a KV block that no sequence owns.
+//!
+//! Invariant: an input's address depends only on the sizes that are part of a graph's key.
+
+use super::launch::{GroupPlaces, Places};
+use super::{Drawn, Model};
+use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinned, Stream, download};
+use crate::executor::{ExecutorError, Progress};
+use gossamer_backend_api::ops::{LogitEdit, SampleRow};
+use gossamer_kernels::graph::Op;
+use gossamer_wire::{InputTokens, RankPlan, Run, SampledToken, StepPlan, StepResult};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ALIGN: usize = 256;
+/// Room for inputs at the start; it grows.
+const INPUT_BYTES: usize = 8 << 20;
+
+impl From<CudaError> for ExecutorError {
+    fn from(error: CudaError) -> Self {
+        Self::Device(error.to_string())
+    }
+}
+
+/// Host memory and events of one step in flight.
+struct Staging {
+    input: Pinned,
+    output: Pinned,
+    begun: Event,
+    done: Event,
+}
+
+/// A token that a step draws.
+struct Drawing {
+    slot: u32,
+    position: u32,
+    logprobs: u32,
+    /// Step in which the slot was filled: a slot may be another sequence's by the time the token is known.
+    joined: u64,
+}
+
+/// A step in flight.
+struct Flight {
+    step: u64,
+    staging: Staging,
+    drawings: Vec<Drawing>,
+}
+
+/// What makes two decode steps the same graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    sequences: u32,
+    strides: [u32; 2],
+    max_kv: u32,
+}
+
+enum Captured {
+    /// It ran once, kernel by kernel.
+    Seen,
+    /// It can be replayed.
+    Graph(Executable),
+    /// The device refused to capture it.
+    Refused,
+}
+
+/// The steps under way.
+pub struct Steps {
+    cuda: Arc<Cuda>,
+    stream: Stream,
+    moves: Moves,
+    /// First the last drawn token of each slot and one that is nobody's, then the inputs of the running step.
+    inputs: Buffer,
+    /// Bytes of the first part.
+    last_bytes: usize,
+    slots: u32,
+    outputs: Buffer,
+    output_layout: OutputLayout,
+    flights: VecDeque<Flight>,
+    spare: Vec<Staging>,
+    /// Per slot: step in which it was filled.
+    joined: Vec<u64>,
+    graphs: HashMap<Key, Captured>,
+    capture_size: u32,
+}
+
+/// Where the parts of a step's results are.
+#[derive(Clone, Copy)]
+struct OutputLayout {
+    logprobs: usize,
+    top_ids: usize,
+    top_logprobs: usize,
+    bytes: usize,
+    alternatives: usize,
+}
+
+impl OutputLayout {
+    fn new(rows: usize, alternatives: usize) -> Self {
+        let tokens = (rows * 4).next_multiple_of(ALIGN);
+        let top = (rows * alternatives * 4).next_multiple_of(ALIGN);
+        Self {
+            logprobs: tokens,
+            top_ids: 2 * tokens,
+            top_logprobs: 2 * tokens + top,
+            bytes: 2 * (tokens + top),
+            alternatives,
+        }
+    }
+}
+
+/// The padded size of a decode step; `None` above `most`.
+fn padded(sequences: u32, most: u32) -> Option<u32> {
+    let step = match sequences {
+        0..=16 => 1,
+        17..=64 => 8,
+        65..=256 => 32,
+        257..=512 => 64,
+        _ => 256,
+    };
+    let size = sequences.next_multiple_of(step);
+    if size <= most {
+        Some(size)
+    } else {
+        // The last size need not be a whole step.
+        (sequences <= most).then_some(most)
+    }
+}
+
+impl Steps {
+    /// Nothing under way yet.
+    pub fn new(
+        cuda: Arc<Cuda>,
+        slots: u32,
+        rows: u32,
+        alternatives: u32,
+        capture_size: u32,
+    ) -> Result<Self, CudaError> {
+        let last_bytes = ((slots as usize + 1) * 4).next_multiple_of(ALIGN);
+        let output_layout = OutputLayout::new(rows as usize, alternatives as usize);
+        Ok(Self {
+            stream: Stream::new()?,
+            moves: Moves::load()?,
+            inputs: Buffer::zeroed((last_bytes + INPUT_BYTES) as u64)?,
+            last_bytes,
+            slots,
+            outputs: Buffer::zeroed(output_layout.bytes as u64)?,
+            output_layout,
+            flights: VecDeque::new(),
+            spare: Vec::new(),
+            joined: vec![0; slots as usize],
+            graphs: HashMap::new(),
+            // Rows beyond the largest step have no place in the arena.
+            capture_size: capture_size.min(rows),
+            cuda,
+        })
+    }
+
+    /// The stream on which everything runs.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Places whose row numbers count up; nothing may be in flight.
+    pub fn tuning_places(&self, rows: u32) -> Result<Places, CudaError> {
+        let bytes = (rows as usize * 4).min(self.inputs.bytes() as usize - self.last_bytes);
+        let mut staging = Pinned::new(bytes)?;
+        for (row, word) in staging.bytes_mut().chunks_exact_mut(4).enumerate() {
+            word.copy_from_slice(&(row as u32).to_ne_bytes());
+        }
+        let base = self.inputs.address() + self.last_bytes as u64;
+        // SAFETY: the part lies in the buffer; the staging lives until the stream was waited for.
+        unsafe { self.stream.upload(base, &staging, bytes) }?;
+        self.stream.synchronize()?;
+        Ok(Places { sampled_rows: base, ..Places::default() })
+    }
+
+    fn staging(&mut self, input_bytes: usize) -> Result<Staging, CudaError> {
+        if let Some(at) = self.spare.iter().position(|staging| staging.input.bytes().len() >= input_bytes) {
+            return Ok(self.spare.swap_remove(at));
+        }
+        self.spare.pop();
+        Ok(Staging {
+            input: Pinned::new(input_bytes.next_multiple_of(1 << 20))?,
+            output: Pinned::new(self.output_layout.bytes)?,
+            begun: Event::new()?,
+            done: Event::new()?,
+        })
+    }
+
+    /// Makes room for larger inputs; nothing may be in flight. Graphs know the old addresses and go.
+    fn grow(&mut self, input_bytes: usize) -> Result<(), CudaError> {
+        let bytes = self.last_bytes + input_bytes.next_multiple_of(INPUT_BYTES);
+        let mut last = vec![0; self.last_bytes];
+        // SAFETY: the buffer holds that many bytes.
+        unsafe { download(self.inputs.address(), &mut last) }?;
+        self.graphs.clear();
+        self.inputs = Buffer::zeroed(bytes as u64)?;
+        self.inputs.upload(0, &last)
+    }
+}
+
+/// Lays arrays out one after the other, each aligned.
+#[derive(Default)]
+struct Layout {
+    bytes: usize,
+}
+
+impl Layout {
+    fn place<T>(&mut self, count: usize) -> usize {
+        let at = self.bytes;
+        self.bytes = (at + count * size_of::<T>()).next_multiple_of(ALIGN);
+        at
+    }
+}
+
+/// Plain data that is copied to the device as it is in memory.
+trait Plain: Copy {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for SampleRow {}
+impl Plain for LogitEdit {}
+
+fn put<T: Plain>(bytes: &mut [u8], at: usize, values: &[T]) {
+    let size = size_of_val(values);
+    let to = &mut bytes[at..at + size];
+    // SAFETY: `to` has `size` bytes; `Plain` types have no padding and may be read as bytes.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to.as_mut_ptr(), size) };
+}
+
+const _: () = assert!(size_of::<SampleRow>() == 48 && size_of::<LogitEdit>() == 12);
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(u32::MAX, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
+}
+
+/// Offsets of a step's inputs behind the slots' last tokens.
+struct Inputs {
+    token_ids: usize,
+    known: usize,
+    positions: usize,
+    query_starts: usize,
+    kv_lens: usize,
+    sampled_rows: usize,
+    rows: usize,
+    feed: [usize; 2],
+    keep: [usize; 2],
+    groups: Vec<[usize; 3]>,
+    edits: usize,
+    masks: usize,
+    bytes: usize,
+}
+
+/// Moves of drawn tokens into a step, and out of it.
+#[derive(Default)]
+struct Feeds {
+    /// Places in `token_ids`, and where their tokens come from, counted from the start of the inputs' buffer.
+    into: [Vec<u32>; 2],
+    /// Slots, and rows of the draw.
+    out: [Vec<u32>; 2],
+}
+
+impl Model {
+    fn input_layout(&self, feeds: usize) -> Inputs {
+        let batch = &self.batch;
+        let (tokens, sequences, samples) =
+            (batch.token_ids.len(), batch.kv_lens.len(), batch.sampled_rows.len());
+        let mut layout = Layout::default();
+        Inputs {
+            token_ids: layout.place::<u32>(tokens),
+            known: layout.place::<u32>(tokens),
+            positions: layout.place::<u32>(tokens),
+            query_starts: layout.place::<u32>(sequences + 1),
+            kv_lens: layout.place::<u32>(sequences),
+            sampled_rows: layout.place::<u32>(samples),
+            rows: layout.place::<SampleRow>(samples),
+            feed: [layout.place::<u32>(feeds), layout.place::<u32>(feeds)],
+            keep: [layout.place::<u32>(samples), layout.place::<u32>(samples)],
+            groups: batch
+                .groups
+                .iter()
+                .map(|group| {
+                    [
+                        layout.place::<u64>(tokens),
+                        layout.place::<u32>(sequences * group.stride as usize),
+                        layout.place::<u32>(sequences),
+                    ]
+                })
+                .collect(),
+            // What has no fixed size comes last.
+            edits: layout.place::<LogitEdit>(batch.sample.edits.len()),
+            masks: layout.place::<u32>(batch.sample.masks.len()),
+            bytes: layout.bytes,
+        }
+    }
+
+    fn write_inputs(&self, inputs: &Inputs, feeds: &Feeds, bytes: &mut [u8]) {
+        let batch = &self.batch;
+        put(bytes, inputs.token_ids, &batch.token_ids);
+        put(bytes, inputs.known, &batch.token_ids);
+        put(bytes, inputs.positions, &batch.positions);
+        put(bytes, inputs.query_starts, &batch.query_starts);
+        put(bytes, inputs.kv_lens, &batch.kv_lens);
+        put(bytes, inputs.sampled_rows, &batch.sampled_rows);
+        put(bytes, inputs.rows, &batch.sample.rows);
+        for part in 0..2 {
+            put(bytes, inputs.feed[part], &feeds.into[part]);
+            put(bytes, inputs.keep[part], &feeds.out[part]);
+        }
+        for (group, at) in batch.groups.iter().zip(&inputs.groups) {
+            put(bytes, at[0], &group.slots);
+            put(bytes, at[1], &group.tables);
+            put(bytes, at[2], &group.first_blocks);
+        }
+        put(bytes, inputs.edits, &batch.sample.edits);
+        put(bytes, inputs.masks, &batch.sample.masks);
+    }
+
+    fn device_places(&self, steps: &Steps, inputs: &Inputs) -> Places {
+        let base = steps.inputs.address() + steps.last_bytes as u64;
+        let at = |offset: usize| base + offset as u64;
+        let (out, layout) = (steps.outputs.address(), &steps.output_layout);
+        let batch = &self.batch;
+        let group = |(group, at_group): (&super::batch::GroupInputs, &[usize; 3])| GroupPlaces {
+            slots: at(at_group[0]),
+            tables: at(at_group[1]),
+            stride: group.stride,
+            first_blocks: at(at_group[2]),
+        };
+        Places {
+            token_ids: at(inputs.token_ids),
+            positions: at(inputs.positions),
+            query_starts: at(inputs.query_starts),
+            kv_lens: at(inputs.kv_lens),
+            sampled_rows: at(inputs.sampled_rows),
+            sequences: batch.kv_lens.len() as u32,
+            max_query: batch.max_query,
+            max_kv: batch.max_kv,
+            groups: batch.groups.iter().zip(&inputs.groups).map(group).collect(),
+            rows: at(inputs.rows),
+            edits: at(inputs.edits),
+            masks: if batch.sample.masks.is_empty() { 0 } else { at(inputs.masks) },
+            drawn: out,
+            logprobs: out + layout.logprobs as u64,
+            top_ids: out + layout.top_ids as u64,
+            top_logprobs: out + layout.top_logprobs as u64,
+        }
+    }
+
+    /// Starts a step on the device.
+    pub(super) fn enqueue_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let Some(mut steps) = self.steps.take() else { return Err(ExecutorError::Idle) };
+        let result = self.enqueue_with(&mut steps, plan);
+        self.steps = Some(steps);
+        result
+    }
+
+    fn enqueue_with(&mut self, steps: &mut Steps, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let step = plan.step;
+        let section = self.slots.apply(plan).map_err(|source| ExecutorError::Plan { step, source })?;
+        for join in &section.join {
+            steps.joined[join.slot as usize] = step;
+        }
+        let needs_history = section
+            .runs
+            .iter()
+            .any(|run| run.sample && self.slots.get(run.slot).is_some_and(|slot| slot.needs_history()));
+        if needs_history {
+            self.settle_all(steps)?;
+        }
+        self.batch.fill(&self.slots, &section.runs, &self.info);
+        let key = self.graph_key(steps, section);
+        if let Some(key) = key {
+            self.batch.pad(key.sequences as usize, self.info.num_blocks, self.info.block_size);
+            self.batch.max_kv = key.max_kv;
+        }
+        self.launch_step(steps, step, section, key)?;
+        for run in section.runs.iter().filter(|run| run.sample) {
+            if let Some(slot) = self.slots.get_mut(run.slot) {
+                slot.push_undrawn();
+            }
+        }
+        Ok(())
+    }
+
+    /// The graph that a step may be replayed from.
+    fn graph_key(&self, steps: &Steps, section: &RankPlan) -> Option<Key> {
+        let decode = section.runs.iter().all(|run| run.count == 1 && run.sample);
+        let batch = &self.batch;
+        if section.runs.is_empty() || !decode || !batch.sample.masks.is_empty() || batch.groups.len() > 2 {
+            return None;
+        }
+        let sequences = padded(section.runs.len() as u32, steps.capture_size)?;
+        if !self.program.is_capturable(sequences) {
+            return None;
+        }
+        let mut strides = [0; 2];
+        for (stride, group) in strides.iter_mut().zip(&batch.groups) {
+            *stride = group.stride;
+        }
+        let block = self.info.block_size;
+        Some(Key { sequences, strides, max_kv: batch.max_kv.div_ceil(block).next_power_of_two() * block })
+    }
+
+    fn feeds(&self, steps: &Steps, inputs: &Inputs, runs: &[Run], all: bool) -> Feeds {
+        let mut feeds = Feeds::default();
+        let known = ((steps.last_bytes + inputs.known) / 4) as u32;
+        let mut token = 0;
+        for run in runs {
+            let drawn = run.input == InputTokens::LastSampled;
+            if drawn || all {
+                feeds.into[0].push(token);
+                feeds.into[1].push(if drawn { run.slot } else { known + token });
+            }
+            token += run.count;
+            if run.sample {
+                feeds.out[0].push(run.slot);
+                feeds.out[1].push(feeds.out[1].len() as u32);
+            }
+        }
+        if all {
+            for row in token..self.batch.tokens() {
+                feeds.into[0].push(row);
+                feeds.into[1].push(known + row);
+                feeds.out[0].push(steps.slots);
+                feeds.out[1].push(row);
+            }
+        }
+        feeds
+    }
+
+    fn launch_step(
+        &mut self,
+        steps: &mut Steps,
+        step: u64,
+        section: &RankPlan,
+        key: Option<Key>,
+    ) -> Result<(), ExecutorError> {
+        let (tokens, samples) = (self.batch.tokens(), self.batch.samples());
+        let drawn = |run: &&Run| run.input == InputTokens::LastSampled;
+        let feed_count =
+            if key.is_some() { tokens as usize } else { section.runs.iter().filter(drawn).count() };
+        let inputs = self.input_layout(feed_count);
+        if (steps.last_bytes + inputs.bytes) as u64 > steps.inputs.bytes() {
+            self.settle_all(steps)?;
+            steps.grow(inputs.bytes)?;
+        }
+        let feeds = self.feeds(steps, &inputs, &section.runs, key.is_some());
+        let mut staging = steps.staging(inputs.bytes)?;
+        self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
+        staging.begun.record(&steps.stream)?;
+        if tokens > 0 {
+            let places = self.device_places(steps, &inputs);
+            let base = steps.inputs.address() + steps.last_bytes as u64;
+            // SAFETY: the inputs fit the buffer, and the staging is not touched before its event is done.
+            unsafe { steps.stream.upload(base, &staging.input, inputs.bytes) }?;
+            let into = Move {
+                to: places.token_ids,
+                to_index: base + inputs.feed[0] as u64,
+                from: steps.inputs.address(),
+                from_index: base + inputs.feed[1] as u64,
+                count: feed_count as u32,
+            };
+            let out = Move {
+                to: steps.inputs.address(),
+                to_index: base + inputs.keep[0] as u64,
+                from: places.drawn,
+                from_index: base + inputs.keep[1] as u64,
+                count: samples,
+            };
+            self.launch_or_replay(steps, step, key, (tokens, samples), &places, (into, out))?;
+            if self.keep_logits {
+                self.keep_device_logits(samples)?;
+            }
+            let bytes = steps.output_layout.bytes;
+            // Most of the results are alternatives that nobody asked for.
+            let wanted = |row: &SampleRow| row.logprobs != SampleRow::NO_LOGPROBS;
+            let bytes = if self.batch.sample.rows.iter().any(wanted) { bytes } else { samples as usize * 4 };
+            // SAFETY: the outputs hold that much; the staging is not read before its event is done.
+            unsafe { steps.stream.download(&mut staging.output, steps.outputs.address(), bytes) }?;
+        }
+        staging.done.record(&steps.stream)?;
+        let runs = section.runs.iter().filter(|run| run.sample);
+        let drawings = runs.zip(&self.batch.sample.rows).map(|(run, row)| Drawing {
+            slot: run.slot,
+            position: row.position,
+            logprobs: row.logprobs,
+            joined: steps.joined[run.slot as usize],
+        });
+        steps.flights.push_back(Flight { step, staging, drawings: drawings.collect() });
+        Ok(())
+    }
+
+    fn launch_or_replay(
+        &self,
+        steps: &mut Steps,
+        step: u64,
+        key: Option<Key>,
+        sizes: (u32, u32),
+        places: &Places,
+        moves: (Move, Move),
+    ) -> Result<(), ExecutorError> {
+        let launch = |steps: &Steps| -> Result<(), ExecutorError> {
+            // SAFETY: lists and places were laid out for this step above; slots are below the number of places.
+            unsafe {
+                steps.moves.enqueue(&steps.stream, moves.0)?;
+                self.launch_all(step, sizes, places, steps.stream.raw(), |_| ())?;
+                steps.moves.enqueue(&steps.stream, moves.1)?;
+            }
+            Ok(())
+        };
+        let Some(key) = key else { return launch(steps) };
+        match steps.graphs.get(&key) {
+            None => {
+                launch(steps)?;
+                steps.graphs.insert(key, Captured::Seen);
+            }
+            Some(Captured::Graph(graph)) => steps.stream.launch(graph)?,
+            Some(Captured::Refused) => launch(steps)?,
+            Some(Captured::Seen) => match steps.stream.capture(|| launch(steps)) {
+                Ok(Ok(graph)) => {
+                    steps.stream.launch(&graph)?;
+                    steps.graphs.insert(key, Captured::Graph(graph));
+                }
+                Ok(Err(error)) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, ?key, "decode steps of this size run without a graph");
+                    steps.graphs.insert(key, Captured::Refused);
+                    launch(steps)?;
+                }
+            },
+        }
+        Ok(())
+    }
+
+    fn keep_device_logits(&mut self, samples: u32) -> Result<(), ExecutorError> {
+        let sample = self.program.graph.nodes.iter().find_map(|node| match node.op {
+            Op::Sample { logits, .. } => Some(logits),
+            _ => None,
+        });
+        let Some(logits) = sample else { return Ok(()) };
+        let mut bytes = vec![0; samples as usize * self.info.vocab_size as usize * 4];
+        // SAFETY: the logits tensor holds that many float32 elements.
+        unsafe { download(self.tensor(logits), &mut bytes) }?;
+        let float = |word: &[u8]| f32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+        self.kept_logits = bytes.chunks_exact(4).map(float).collect();
+        Ok(())
+    }
+
+    /// Waits for all steps in flight and keeps their results for later polls.
+    fn settle_all(&mut self, steps: &mut Steps) -> Result<(), ExecutorError> {
+        while let Some(flight) = steps.flights.pop_front() {
+            flight.staging.done.wait()?;
+            let result = self.settle(steps, flight)?;
+            self.done.push_back(result);
+        }
+        Ok(())
+    }
+
+    /// Takes the results of a step that is done.
+    fn settle(&mut self, steps: &mut Steps, flight: Flight) -> Result<StepResult, ExecutorError> {
+        let Flight { step, staging, drawings } = flight;
+        let layout = steps.output_layout;
+        let bytes = staging.output.bytes();
+        let mut sampled = Vec::with_capacity(drawings.len());
+        for (row, drawing) in drawings.iter().enumerate() {
+            let token = word(bytes, row * 4);
+            if token >= self.info.vocab_size {
+                let limit = self.info.vocab_size;
+                return Err(ExecutorError::Device(format!("drew token {token} of a vocabulary of {limit}")));
+            }
+            if steps.joined[drawing.slot as usize] == drawing.joined
+                && let Some(slot) = self.slots.get_mut(drawing.slot)
+            {
+                slot.resolve(drawing.position, token);
+            }
+            let logprobs = (drawing.logprobs != SampleRow::NO_LOGPROBS).then(|| {
+                let places = row * layout.alternatives..(row + 1) * layout.alternatives;
+                let float = |at: usize| f32::from_bits(word(bytes, at));
+                let drawn = Drawn {
+                    tokens: vec![token],
+                    logprobs: vec![float(layout.logprobs + row * 4)],
+                    top_ids: places.clone().map(|at| word(bytes, layout.top_ids + at * 4)).collect(),
+                    top_logprobs: places.map(|at| float(layout.top_logprobs + at * 4)).collect(),
+                };
+                drawn.logprobs(0, drawing.logprobs)
+            });
+            sampled.push(SampledToken { slot: drawing.slot, position: drawing.position, token, logprobs });
+        }
+        let busy = staging.done.milliseconds_since(&staging.begun)?;
+        steps.spare.push(staging);
+        Ok(StepResult { step, sampled, busy_ns: (f64::from(busy) * 1e6) as u64 })
+    }
+
+    /// Looks after the oldest step in flight.
+    pub(super) fn poll_device(&mut self) -> Result<Progress, ExecutorError> {
+        let Some(mut steps) = self.steps.take() else { return Ok(Progress::Idle) };
+        let result = self.poll_with(&mut steps);
+        self.steps = Some(steps);
+        result
+    }
+
+    fn poll_with(&mut self, steps: &mut Steps) -> Result<Progress, ExecutorError> {
+        let Some(flight) = steps.flights.front() else { return Ok(Progress::Idle) };
+        if !flight.staging.done.is_done()? {
+            return Ok(Progress::Busy { ask_again: Duration::ZERO });
+        }
+        match steps.flights.pop_front() {
+            Some(flight) => self.settle(steps, flight).map(Progress::Done),
+            None => Ok(Progress::Idle),
+        }
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        // Kernels in flight use memory that is freed next.
+        if let Err(error) = self.stream.synchronize() {
+            tracing::debug!(%error, device = self.cuda.name(), "the device did not finish");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_up_to_the_limit_is_padded_a_little_and_none_beyond() {
+        assert_eq!(padded(0, 512), Some(0));
+        for (sequences, expected) in [(1, 1), (16, 16), (17, 24), (64, 64), (65, 96), (300, 320), (512, 512)]
+        {
+            assert_eq!(padded(sequences, 512), Some(expected), "{sequences}");
+        }
+        assert_eq!(padded(513, 512), None);
+        assert_eq!(padded(99, 100), Some(100));
+        assert_eq!(padded(1, 0), None);
+    }
+
+    #[test]
+    fn parts_of_the_results_do_not_overlap() {
+        let layout = OutputLayout::new(3, 20);
+        assert!(layout.logprobs >= 12 && layout.top_ids >= layout.logprobs + 12);
+        assert!(layout.top_logprobs >= layout.top_ids + 240 && layout.bytes >= layout.top_logprobs + 240);
+    }
+}

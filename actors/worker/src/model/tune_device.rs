@@ -1,0 +1,149 @@
+//! Measures the tactics of products and experts on the device, with the model's own weights, and takes the fastest.
+//!
+//! Launches walk over the layers, so that weights come from memory as they do in a step. What is not measured before the
+//! budget ends keeps its first guess.
+
+use super::{Model, TuneLimits};
+use super::device::Steps;
+use super::launch::Places;
+use super::open::ModelError;
+use super::program::{Choice, Open};
+use crate::cuda::{CudaError, Event, Pinned};
+use gossamer_backend_api::OpKind;
+use gossamer_kernels::tuner::{self, CacheEntry, KernelCache};
+use std::time::Instant;
+
+/// Launches that are timed together.
+const ROUNDS: usize = 12;
+/// Launches before them.
+const WARM_UP: usize = 3;
+/// Values in the pattern that activations are filled with.
+const PATTERN: usize = 1 << 20;
+
+impl Model {
+    /// As [`Model::tune`], on a device.
+    pub(super) fn tune_on_device(
+        &mut self,
+        cache: &mut KernelCache,
+        limits: TuneLimits,
+        progress: &mut dyn FnMut(u32, usize),
+    ) -> Result<usize, ModelError> {
+        let Some(steps) = self.steps.take() else { return Ok(0) };
+        let result = self.tune_with(&steps, cache, limits, progress);
+        self.steps = Some(steps);
+        result
+    }
+
+    fn tune_with(
+        &mut self,
+        steps: &Steps,
+        cache: &mut KernelCache,
+        limits: TuneLimits,
+        progress: &mut dyn FnMut(u32, usize),
+    ) -> Result<usize, ModelError> {
+        let start = Instant::now();
+        if limits.budget.is_zero() {
+            return Ok(0);
+        }
+        self.fill_arena(steps)?;
+        let mut open = self.program.open_choices(&self.backends).map_err(super::ProgramError::from)?;
+        open.retain(|open| {
+            matches!(self.program.graph.nodes[open.node].op.desc().kind(), OpKind::Gemm | OpKind::FusedMoe)
+        });
+        // Few tokens first: they are run most often.
+        open.sort_by_key(|open| open.tokens);
+        let places = steps.tuning_places(open.iter().map(|open| open.tokens).max().unwrap_or(0))?;
+        let (begun, done) = (Event::new()?, Event::new()?);
+        let mut measured = 0;
+        let (mut last, counts) = (0, self.program.buckets().len());
+        for open in open {
+            if start.elapsed() >= limits.budget {
+                break;
+            }
+            let tokens = self.program.buckets()[open.bucket];
+            if tokens != last {
+                progress(tokens, counts);
+                last = tokens;
+            }
+            let known = cache.get(&open.operation, tokens);
+            if known.and_then(|entry| tuner::cached(entry, &open.candidates, &self.backends)).is_some() {
+                continue;
+            }
+            let mut costs = Vec::with_capacity(open.candidates.len());
+            for candidate in &open.candidates {
+                let choice = self.program.choice_for(open.node, candidate);
+                costs.push(self.time(steps, &open, choice, &places, (&begun, &done))?);
+                (self.heartbeat)();
+            }
+            let order = tuner::rank(&costs);
+            let Some(best) = order.first().filter(|best| costs[**best].is_some()) else { continue };
+            self.program.choose(open.node, open.bucket, &open.candidates[*best]);
+            let named = |index: &usize| {
+                let candidate = &open.candidates[*index];
+                let backend = self.backends.list()[candidate.backend].name().to_owned();
+                (backend, candidate.tactic.name.clone(), costs[*index].unwrap_or(f64::NAN))
+            };
+            let (backend, tactic, micros) = named(best);
+            let runners_up = order[1..].iter().filter(|index| costs[**index].is_some()).map(named).collect();
+            let operation = open.operation;
+            cache.insert(CacheEntry { operation, tokens, backend, tactic, micros, runners_up });
+            measured += 1;
+        }
+        tracing::info!(measured, seconds = start.elapsed().as_secs_f64(), tactics = self.tactics(), "tuned");
+        Ok(measured)
+    }
+
+    /// Microseconds of one launch; `None` where the backend refuses.
+    fn time(
+        &self,
+        steps: &Steps,
+        open: &Open,
+        choice: Choice,
+        places: &Places,
+        (begun, done): (&Event, &Event),
+    ) -> Result<Option<f64>, CudaError> {
+        let (desc, _) = self.program.choice(open.node, open.tokens);
+        let desc = *desc;
+        let nodes: Vec<usize> = (0..self.program.graph.nodes.len())
+            .filter(|index| self.program.graph.nodes[*index].op.desc() == desc)
+            .collect();
+        for round in 0..WARM_UP + ROUNDS {
+            if round == WARM_UP {
+                begun.record(steps.stream())?;
+            }
+            let node = nodes[round % nodes.len()];
+            // SAFETY: activations lie in the arena, `places` hold row numbers below the token count.
+            let launched = unsafe { self.launch(node, open.tokens, places, choice, steps.stream().raw()) };
+            if let Err(error) = launched {
+                tracing::debug!(%error, operation = open.operation, "a tactic cannot be measured");
+                return Ok(None);
+            }
+        }
+        done.record(steps.stream())?;
+        done.wait()?;
+        Ok(Some(f64::from(done.milliseconds_since(begun)?) * 1e3 / ROUNDS as f64))
+    }
+
+    /// Fills the arena with numbers of the size that activations have.
+    fn fill_arena(&mut self, steps: &Steps) -> Result<(), CudaError> {
+        let mut pattern = Pinned::new(PATTERN * 2)?;
+        let mut state = 0x9e37_79b9u32;
+        for pair in pattern.bytes_mut().chunks_exact_mut(2) {
+            // A sum of bytes of a linear congruential generator is close enough to a normal distribution.
+            let mut sum = 0i32;
+            for _ in 0..4 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                sum += (state >> 24) as i32 - 128;
+            }
+            pair.copy_from_slice(&half::bf16::from_f32(sum as f32 / 148.0).to_le_bytes());
+        }
+        let (base, bytes) = (self.arena.address(), self.program.buffers.bytes as usize);
+        for offset in (0..bytes).step_by(PATTERN * 2) {
+            // SAFETY: the part lies in the arena; the pattern lives until the stream was waited for.
+            unsafe {
+                steps.stream().upload(base + offset as u64, &pattern, (PATTERN * 2).min(bytes - offset))
+            }?;
+        }
+        steps.stream().synchronize()
+    }
+}

@@ -1,0 +1,284 @@
+//! The backend for many tokens: grouped products of MXFP4 experts on the tensor cores.
+//!
+//! Experts alone; the router as a product and a selection; and the whole mixture of experts, put together from norm, router,
+//! experts and sum. Dense products take gathered rows and a norm before them, so that the fused forms of the graph run at any
+//! token count. It refuses float32 activations and attention. Repacking is the `fallback`'s.
+
+use gossamer_backend_api::ops::{
+    ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc,
+    RmsNormArgs, RmsNormDesc, RouteArgs, RouteDesc, Segment,
+};
+use gossamer_backend_api::{
+    BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
+    Support, Tactic,
+};
+use gossamer_kernel_launch::{self as kernels, TopkArgs, aligned};
+use std::ffi::c_int;
+
+/// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
+const PACKED: &str = "mxfp4-sm90-v1";
+/// The grouped products with bfloat16 activations.
+const BF16: u32 = 0;
+
+/// The backend.
+pub struct ManyTokens {
+    /// Why it can do nothing here.
+    unusable: Option<String>,
+}
+
+impl Exported for ManyTokens {
+    fn open(host: HostServices) -> Result<Self, BackendError> {
+        let opened = kernels::check_open(&host).and_then(|()| kernels::prepare_grouped().into_result("open"));
+        let unusable = match opened {
+            Ok(()) => None,
+            Err(BackendError::Failed { message, .. }) => Some(message),
+            Err(error) => Some(error.to_string()),
+        };
+        Ok(Self { unusable })
+    }
+}
+
+fn need(condition: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(reason()) }
+}
+
+fn bf16_only(activation: DType) -> Result<(), String> {
+    need(activation == DType::BF16, || format!("activations are bfloat16, not {activation}"))
+}
+
+fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
+    bf16_only(desc.activation)?;
+    need(desc.weight == DType::MXFP4, || format!("expert weights are MXFP4, not {}", desc.weight))?;
+    for (what, size) in [("hidden", desc.hidden), ("intermediate", desc.intermediate)] {
+        need(size > 0 && size.is_multiple_of(32), || {
+            format!("a {what} size of whole blocks of 32, not {size}")
+        })?;
+    }
+    Ok(())
+}
+
+fn check_route(desc: &RouteDesc) -> Result<(), String> {
+    bf16_only(desc.activation)?;
+    need(desc.top_k == 4, || format!("4 experts a token, not {}", desc.top_k))?;
+    need((4..=128).contains(&desc.experts), || format!("4 to 128 experts, not {}", desc.experts))?;
+    need(desc.hidden.is_multiple_of(8), || format!("a hidden size of whole eights, not {}", desc.hidden))
+}
+
+fn check_gemm(desc: &GemmDesc) -> Result<(), String> {
+    bf16_only(desc.activation)?;
+    need(desc.weight == DType::BF16, || format!("dense weights are bfloat16, not {}", desc.weight))?;
+    need(matches!(desc.out, DType::BF16 | DType::F32), || format!("no outputs of type {}", desc.out))?;
+    need(desc.in_features.is_multiple_of(8), || {
+        format!("in_features {} is no multiple of 8", desc.in_features)
+    })
+}
+
+impl ManyTokens {
+    fn check(&self, desc: &OpDesc) -> Result<(), String> {
+        if let Some(reason) = &self.unusable {
+            return Err(reason.clone());
+        }
+        match desc {
+            OpDesc::Experts(desc) => check_experts(desc),
+            OpDesc::Route(desc) => check_route(desc),
+            OpDesc::FusedMoe(desc) => {
+                check_route(&desc.route)?;
+                need(desc.experts.local_experts == desc.experts.experts, || {
+                    "all experts must be held here".to_owned()
+                })?;
+                check_experts(&desc.experts)
+            }
+            OpDesc::Gemm(desc) => check_gemm(desc),
+            OpDesc::Attention(_) => Err("no attention kernel for many tokens yet".to_owned()),
+            _ => Err("only experts, router and dense products are supported".to_owned()),
+        }
+    }
+}
+
+/// Lays out a workspace: what comes before, and the size of each part.
+struct MoeSpace {
+    normed: u64,
+    logits: u64,
+    ids: u64,
+    weights: u64,
+    out: u64,
+    grouped: u64,
+    bytes: u64,
+}
+
+fn moe_space(desc: &FusedMoeDesc, tokens: u32) -> MoeSpace {
+    let (t, experts) = (u64::from(tokens), &desc.experts);
+    let (hidden, k) = (u64::from(experts.hidden), u64::from(experts.top_k));
+    let mut at = 0;
+    let mut part = |bytes: u64| {
+        at += aligned(bytes);
+        at - aligned(bytes)
+    };
+    let grouped_bytes = kernels::grouped_workspace(experts, tokens, BF16);
+    let grouped = part(grouped_bytes);
+    MoeSpace {
+        grouped,
+        normed: part(t * hidden * 2),
+        logits: part(t * u64::from(experts.experts) * 4),
+        ids: part(t * k * 4),
+        weights: part(t * k * 4),
+        out: part(t * k * hidden * 2),
+        bytes: at,
+    }
+}
+
+/// # Safety
+/// As `KernelBackend::launch`; `logits` holds `[tokens, experts]` float32.
+unsafe fn route(desc: &RouteDesc, args: &RouteArgs, logits: u64, stream: u64) -> Result<(), BackendError> {
+    let product = kernels::logits_desc(desc.hidden, desc.experts);
+    let matrix = Segment { weight: args.weight, bias: args.bias };
+    let product_args = GemmArgs {
+        x: args.x,
+        rows: 0,
+        norm_weight: 0,
+        segments: [matrix, Segment::default(), Segment::default()],
+        residual: 0,
+        out: logits,
+        tokens: args.tokens,
+    };
+    let choice = TopkArgs {
+        logits,
+        ids: args.expert_ids,
+        weights: args.expert_weights,
+        tokens: args.tokens as c_int,
+        experts: desc.experts as c_int,
+    };
+    // SAFETY: handed on.
+    unsafe {
+        kernels::portable_gemm(&product, &product_args, stream).into_result("launch")?;
+        kernels::topk(&choice, stream).into_result("launch")
+    }
+}
+
+/// # Safety
+/// As `KernelBackend::launch`.
+unsafe fn launch_moe(desc: &FusedMoeDesc, args: &FusedMoeArgs, launch: &Launch) -> Result<(), BackendError> {
+    let space = moe_space(desc, args.tokens);
+    let at = |offset: u64| launch.workspace + offset;
+    let (stream, tokens, hidden) = (launch.stream, args.tokens, desc.experts.hidden);
+    let norm = RmsNormDesc { hidden, eps: desc.eps, activation: DType::BF16 };
+    let norm_args = RmsNormArgs { x: args.residual, weight: args.norm_weight, out: at(space.normed), tokens };
+    let route_args = RouteArgs {
+        x: at(space.normed),
+        weight: args.router_weight,
+        bias: args.router_bias,
+        expert_ids: at(space.ids),
+        expert_weights: at(space.weights),
+        tokens,
+    };
+    let experts_args = ExpertsArgs {
+        x: at(space.normed),
+        expert_ids: at(space.ids),
+        gate_up: args.gate_up,
+        down: args.down,
+        out: at(space.out),
+        tokens,
+    };
+    let sum = FinalizeDesc { hidden, top_k: desc.experts.top_k, activation: DType::BF16 };
+    let sum_args = FinalizeArgs {
+        experts_out: at(space.out),
+        expert_weights: at(space.weights),
+        residual: args.residual,
+        tokens,
+    };
+    let grouped = (at(space.grouped), space.normed - space.grouped);
+    // SAFETY: addresses are the caller's, and parts of the workspace, which `launch` checked.
+    unsafe {
+        kernels::rms_norm(&norm, &norm_args, stream).into_result("launch")?;
+        route(&desc.route, &route_args, at(space.logits), stream)?;
+        kernels::grouped_experts(&desc.experts, &experts_args, launch.tactic, grouped, stream)
+            .into_result("launch")?;
+        kernels::finalize(&sum, &sum_args, stream).into_result("launch")
+    }
+}
+
+impl KernelBackend for ManyTokens {
+    fn name(&self) -> &str {
+        "cutlass"
+    }
+
+    fn version(&self) -> &str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    fn supports(&self, desc: &OpDesc) -> Support {
+        self.check(desc).map_or_else(Support::No, |()| Support::Yes)
+    }
+
+    fn tactics(&self, desc: &OpDesc, _tokens: u32) -> Vec<Tactic> {
+        if self.check(desc).is_err() {
+            return Vec::new();
+        }
+        let (name, layout) = match desc {
+            OpDesc::Experts(_) | OpDesc::FusedMoe(_) => ("grouped-bf16", PACKED),
+            _ => ("tiles", Layout::CHECKPOINT),
+        };
+        vec![Tactic { id: BF16, name: name.to_owned(), layout: Layout(layout.to_owned()), capturable: true }]
+    }
+
+    fn workspace(&self, desc: &OpDesc, tactic: u32, tokens: u32) -> u64 {
+        match desc {
+            OpDesc::Experts(desc) => kernels::grouped_workspace(desc, tokens, tactic),
+            OpDesc::Route(desc) => aligned(u64::from(tokens) * u64::from(desc.experts) * 4),
+            OpDesc::FusedMoe(desc) => moe_space(desc, tokens).bytes,
+            OpDesc::Gemm(desc) => kernels::gemm_workspace(desc, tokens),
+            _ => 0,
+        }
+    }
+
+    fn packed_size(&self, _layout: &Layout, _source: &RepackSource) -> Option<u64> {
+        None
+    }
+
+    unsafe fn repack(
+        &self,
+        layout: &Layout,
+        _source: &RepackSource,
+        _out: u64,
+        _stream: u64,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::failed("repack", format!("'{}' is made by the fallback backend", layout.0)))
+    }
+
+    fn prepare(&self, desc: &OpDesc, _tactic: u32) -> Result<(), BackendError> {
+        self.check(desc).map_err(|reason| BackendError::failed("prepare", reason))
+    }
+
+    unsafe fn launch(&self, desc: &OpDesc, launch: &Launch) -> Result<(), BackendError> {
+        let (stream, space) = (launch.stream, (launch.workspace, launch.workspace_bytes));
+        let tokens = match &launch.args {
+            OpArgs::Experts(args) => args.tokens,
+            OpArgs::Route(args) => args.tokens,
+            OpArgs::FusedMoe(args) => args.tokens,
+            OpArgs::Gemm(args) => args.tokens,
+            _ => return Err(BackendError::failed("launch", "this operation is not supported here")),
+        };
+        if tokens == 0 {
+            return Ok(());
+        }
+        let needs = self.workspace(desc, launch.tactic, tokens);
+        if space.1 < needs {
+            let message = format!("expected a workspace of {needs} bytes, got {}", space.1);
+            return Err(BackendError::failed("launch", message));
+        }
+        // SAFETY: handed on; the workspace is large enough.
+        unsafe {
+            match (desc, &launch.args) {
+                (OpDesc::Experts(desc), OpArgs::Experts(args)) => {
+                    kernels::grouped_experts(desc, args, launch.tactic, space, stream).into_result("launch")
+                }
+                (OpDesc::Route(desc), OpArgs::Route(args)) => route(desc, args, space.0, stream),
+                (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
+                (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => kernels::gemm(desc, args, space.0, stream),
+                _ => Err(BackendError::failed("launch", "description and arguments are of two operations")),
+            }
+        }
+    }
+}
+
+gossamer_backend_api::export_backend!(ManyTokens, "cutlass", env!("CARGO_PKG_VERSION"));

@@ -1,0 +1,316 @@
+//! The backend for few tokens: kernels that stream weights at memory speed.
+//!
+//! Two operations: the whole mixture of experts as one (norm, router, top-4, experts, sum), and dense products. Both have
+//! kernels for up to 64 tokens. More tokens are done all the same, experts in pieces of 64 and products by the portable kernel,
+//! so that a forced `--moe-backend trtllm-gen` runs any step; the tuner will rather take another backend there.
+//!
+//! It refuses experts without their router and sum: its kernel has all of it inside. Repacking is the `fallback`'s.
+//!
+//! Invariant: the first 4096 bytes of the experts' workspace are zero between launches (see `Launch::workspace`).
+
+use gossamer_backend_api::ops::{ExpertsDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc};
+use gossamer_backend_api::{
+    BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
+    Support, Tactic,
+};
+use gossamer_kernel_launch::{self as kernels, MoeArgs, RouterArgs, TinyGemmArgs, aligned};
+use std::ffi::c_int;
+
+/// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
+const PACKED: &str = "mxfp4-sm90-v1";
+/// Tokens that the kernels take at once.
+const MOST_TOKENS: u32 = 64;
+/// Variants of the experts' kernel.
+const MOE_TACTICS: u32 = 2;
+/// Tactics of a product: streamed weights, or the portable kernel.
+const STREAM: u32 = 0;
+const PORTABLE: u32 = 1;
+
+/// The backend.
+pub struct FewTokens {
+    /// Why it can do nothing here.
+    unusable: Option<String>,
+}
+
+impl Exported for FewTokens {
+    fn open(host: HostServices) -> Result<Self, BackendError> {
+        let unusable = match kernels::check_open(&host) {
+            Ok(()) => None,
+            Err(BackendError::Failed { message, .. }) => Some(message),
+            Err(error) => Some(error.to_string()),
+        };
+        Ok(Self { unusable })
+    }
+}
+
+fn need(condition: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(reason()) }
+}
+
+fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
+    need(desc.activation == DType::BF16, || format!("activations are bfloat16, not {}", desc.activation))?;
+    need(desc.weight == DType::MXFP4, || format!("expert weights are MXFP4, not {}", desc.weight))?;
+    need(desc.top_k == 4, || format!("4 experts a token, not {}", desc.top_k))?;
+    need((4..=128).contains(&desc.experts), || format!("4 to 128 experts, not {}", desc.experts))?;
+    need(desc.local_experts == desc.experts, || "all experts must be held here".to_owned())?;
+    for (what, size) in [("hidden", desc.hidden), ("intermediate", desc.intermediate)] {
+        need(size > 0 && size <= 2880 && size.is_multiple_of(32), || {
+            format!("a {what} size up to 2880 that is a multiple of 32, not {size}")
+        })?;
+    }
+    Ok(())
+}
+
+fn check_gemm(desc: &GemmDesc) -> Result<(), String> {
+    need(desc.activation == DType::BF16, || format!("activations are bfloat16, not {}", desc.activation))?;
+    need(desc.weight == DType::BF16, || format!("weights are bfloat16, not {}", desc.weight))?;
+    need(matches!(desc.out, DType::BF16 | DType::F32), || format!("no outputs of type {}", desc.out))?;
+    need(desc.in_features.is_multiple_of(8), || {
+        format!("in_features {} is no multiple of 8", desc.in_features)
+    })
+}
+
+/// Whether the streaming kernel takes the shape.
+fn streams(desc: &GemmDesc) -> bool {
+    let whole_strips = desc.out_features.iter().all(|rows| rows.is_multiple_of(16));
+    let residual_fits = desc.residual == 0 || desc.out == DType::BF16;
+    whole_strips && residual_fits && desc.in_features.is_multiple_of(32) && desc.in_features <= 4096
+}
+
+impl FewTokens {
+    fn check(&self, desc: &OpDesc) -> Result<(), String> {
+        if let Some(reason) = &self.unusable {
+            return Err(reason.clone());
+        }
+        match desc {
+            OpDesc::FusedMoe(desc) => check_experts(&desc.experts),
+            OpDesc::Gemm(desc) => check_gemm(desc),
+            OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::Finalize(_) => {
+                Err("the experts' kernel has router and sum inside; only the fused form is supported"
+                    .to_owned())
+            }
+            _ => Err("no kernel for few tokens yet".to_owned()),
+        }
+    }
+}
+
+/// Parts of the fused experts' workspace.
+struct MoeSpace {
+    logits: u64,
+    normed: u64,
+    bytes: u64,
+}
+
+fn moe_space(desc: &FusedMoeDesc, tokens: u32) -> MoeSpace {
+    let ExpertsDesc { hidden, intermediate, experts, .. } = desc.experts;
+    let tokens = tokens.clamp(1, MOST_TOKENS);
+    let logits = aligned(kernels::moe_workspace(tokens, hidden, intermediate));
+    let normed = logits + aligned(u64::from(tokens) * u64::from(experts) * 4);
+    MoeSpace { logits, normed, bytes: normed + aligned(u64::from(tokens) * u64::from(hidden) * 2) }
+}
+
+/// # Safety
+/// As `KernelBackend::launch`.
+unsafe fn launch_moe(desc: &FusedMoeDesc, args: &FusedMoeArgs, launch: &Launch) -> Result<(), BackendError> {
+    let experts = &desc.experts;
+    for first in (0..args.tokens).step_by(MOST_TOKENS as usize) {
+        let tokens = MOST_TOKENS.min(args.tokens - first);
+        let space = moe_space(desc, tokens);
+        if launch.workspace_bytes < space.bytes {
+            return Err(BackendError::failed("launch", "the workspace is too small"));
+        }
+        let residual = args.residual + u64::from(first) * u64::from(experts.hidden) * 2;
+        let (logits, normed) = (launch.workspace + space.logits, launch.workspace + space.normed);
+        let router = RouterArgs {
+            hidden: residual,
+            norm_weight: args.norm_weight,
+            router_weight: args.router_weight,
+            router_bias: args.router_bias,
+            logits,
+            normed,
+            epsilon: desc.eps,
+            tokens: tokens as c_int,
+            hidden_size: experts.hidden as c_int,
+            experts: experts.experts as c_int,
+            prefetch: 0,
+            prefetch_bytes: 0,
+        };
+        let moe = MoeArgs {
+            normed,
+            logits,
+            ids: 0,
+            weights: 0,
+            gate_up: args.gate_up.data,
+            gate_up_bias: args.gate_up.bias,
+            down: args.down.data,
+            down_bias: args.down.bias,
+            residual,
+            output: residual,
+            workspace: launch.workspace,
+            workspace_bytes: space.logits as usize,
+            tokens: tokens as c_int,
+            hidden_size: experts.hidden as c_int,
+            intermediate: experts.intermediate as c_int,
+            experts: experts.experts as c_int,
+            expert_begin: 0,
+            experts_local: experts.experts as c_int,
+            swiglu_limit: experts.limit,
+            swiglu_alpha: experts.alpha,
+            tactic: launch.tactic as c_int,
+        };
+        // SAFETY: addresses are the caller's, and parts of the workspace that was checked above.
+        unsafe {
+            kernels::router(&router, launch.stream).into_result("launch")?;
+            kernels::moe(&moe, launch.stream).into_result("launch")?;
+        }
+    }
+    Ok(())
+}
+
+/// A product's matrices as those that the kernel is run on: all as one where they lie side by side.
+fn matrices(desc: &GemmDesc, args: &GemmArgs) -> Option<Vec<(u64, u64, u32, u32)>> {
+    let used: Vec<_> = args.segments.iter().zip(desc.out_features).filter(|(_, rows)| *rows > 0).collect();
+    let row_bytes = u64::from(desc.in_features) * 2;
+    let adjacent = used.windows(2).all(|pair| {
+        let ((first, rows), (second, _)) = (&pair[0], &pair[1]);
+        let bias_follows = match (first.bias, second.bias) {
+            (0, 0) => true,
+            (0, _) | (_, 0) => false,
+            (first, second) => second == first + u64::from(*rows) * 2,
+        };
+        second.weight == first.weight + u64::from(*rows) * row_bytes && bias_follows
+    });
+    if adjacent {
+        let (first, _) = used.first()?;
+        return Some(vec![(first.weight, first.bias, desc.columns(), 0)]);
+    }
+    // The kernel writes dense rows: parts can only stand side by side when there is one row.
+    (args.tokens == 1).then(|| {
+        let mut column = 0;
+        let part = |(segment, rows): &(&gossamer_backend_api::ops::Segment, u32)| {
+            column += rows;
+            (segment.weight, segment.bias, *rows, column - rows)
+        };
+        used.iter().map(part).collect()
+    })
+}
+
+/// # Safety
+/// As `KernelBackend::launch`.
+unsafe fn launch_gemm(desc: &GemmDesc, args: &GemmArgs, launch: &Launch) -> Result<(), BackendError> {
+    if launch.workspace_bytes < kernels::gemm_workspace(desc, args.tokens) {
+        return Err(BackendError::failed("launch", "the workspace is too small"));
+    }
+    let streamed = launch.tactic == STREAM && streams(desc) && args.tokens <= MOST_TOKENS;
+    let Some(matrices) = matrices(desc, args).filter(|_| streamed) else {
+        // SAFETY: handed on.
+        return unsafe { kernels::gemm(desc, args, launch.workspace, launch.stream) };
+    };
+    let mut x = args.x;
+    if desc.gather == 1 {
+        x = launch.workspace;
+        let row_bytes = desc.in_features * 2;
+        // SAFETY: the workspace holds the rows.
+        unsafe { kernels::gather_rows(args.x, args.rows, x, args.tokens, row_bytes, launch.stream) }
+            .into_result("launch")?;
+    }
+    let size = desc.out.bytes(1);
+    for (weight, bias, rows, column) in matrices {
+        let offset = u64::from(column) * size;
+        let tiny = TinyGemmArgs {
+            x,
+            norm_weight: if desc.norm == 1 { args.norm_weight } else { 0 },
+            weight,
+            bias,
+            residual: if desc.residual == 1 { args.residual + offset } else { 0 },
+            out: args.out + offset,
+            epsilon: desc.eps,
+            tokens: args.tokens as c_int,
+            rows: rows as c_int,
+            k: desc.in_features as c_int,
+            float_out: c_int::from(desc.out == DType::F32),
+        };
+        // SAFETY: addresses are the caller's.
+        unsafe { kernels::tiny_gemm(&tiny, launch.stream) }.into_result("launch")?;
+    }
+    Ok(())
+}
+
+impl KernelBackend for FewTokens {
+    fn name(&self) -> &str {
+        "trtllm-gen"
+    }
+
+    fn version(&self) -> &str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    fn supports(&self, desc: &OpDesc) -> Support {
+        self.check(desc).map_or_else(Support::No, |()| Support::Yes)
+    }
+
+    fn tactics(&self, desc: &OpDesc, tokens: u32) -> Vec<Tactic> {
+        if self.check(desc).is_err() {
+            return Vec::new();
+        }
+        let tactic = |id, name: String, layout: &str| Tactic {
+            id,
+            name,
+            layout: Layout(layout.to_owned()),
+            capturable: true,
+        };
+        match desc {
+            OpDesc::FusedMoe(_) => {
+                let variants = if tokens <= MOST_TOKENS { MOE_TACTICS } else { 1 };
+                (0..variants).map(|id| tactic(id, format!("persistent{id}"), PACKED)).collect()
+            }
+            OpDesc::Gemm(desc) => {
+                let portable = tactic(PORTABLE, "portable".to_owned(), Layout::CHECKPOINT);
+                match tokens <= MOST_TOKENS && streams(desc) {
+                    true => vec![tactic(STREAM, "stream".to_owned(), Layout::CHECKPOINT), portable],
+                    false => vec![portable],
+                }
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn workspace(&self, desc: &OpDesc, _tactic: u32, tokens: u32) -> u64 {
+        match desc {
+            OpDesc::FusedMoe(desc) => moe_space(desc, tokens).bytes,
+            OpDesc::Gemm(desc) => kernels::gemm_workspace(desc, tokens),
+            _ => 0,
+        }
+    }
+
+    fn packed_size(&self, _layout: &Layout, _source: &RepackSource) -> Option<u64> {
+        None
+    }
+
+    unsafe fn repack(
+        &self,
+        layout: &Layout,
+        _source: &RepackSource,
+        _out: u64,
+        _stream: u64,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::failed("repack", format!("'{}' is made by the fallback backend", layout.0)))
+    }
+
+    fn prepare(&self, desc: &OpDesc, _tactic: u32) -> Result<(), BackendError> {
+        self.check(desc).map_err(|reason| BackendError::failed("prepare", reason))
+    }
+
+    unsafe fn launch(&self, desc: &OpDesc, launch: &Launch) -> Result<(), BackendError> {
+        // SAFETY: handed on.
+        unsafe {
+            match (desc, &launch.args) {
+                (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
+                (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => launch_gemm(desc, args, launch),
+                _ => Err(BackendError::failed("launch", "this operation is not supported here")),
+            }
+        }
+    }
+}
+
+gossamer_backend_api::export_backend!(FewTokens, "trtllm-gen", env!("CARGO_PKG_VERSION"));

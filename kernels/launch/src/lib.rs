@@ -1,0 +1,168 @@
+//! The CUDA kernels as functions, and the operations that several device backends put together from them.
+//!
+//! Where the kernels were not built in, every function answers [`Status::NotBuilt`], so that the backends build everywhere
+//! and can say why they cannot run. Argument structs mirror `kernels/cuda/include/gossamer/*.h`, where each field is described.
+
+mod compose;
+mod ffi;
+
+pub use compose::{gemm, gemm_workspace, logits_desc};
+pub use ffi::{MoeArgs, RouterArgs, TinyGemmArgs, TopkArgs};
+
+use gossamer_backend_api::ops::{
+    ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc,
+};
+use gossamer_backend_api::{BackendError, HostServices};
+use std::ffi::{c_int, c_void};
+
+/// Whether the kernels are in this build.
+pub const BUILT: bool = cfg!(gossamer_cuda);
+
+/// Alignment of a part of a workspace.
+pub const ALIGN: u64 = 256;
+
+/// Why a launcher refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It is done.
+    Ok,
+    /// A dimension that the kernel does not take.
+    BadShape,
+    /// Unknown tactic.
+    BadTactic,
+    /// CUDA refused.
+    LaunchFailed,
+    /// `prepare` has not run.
+    NotPrepared,
+    /// The kernels are not in this build.
+    NotBuilt,
+    /// A number that this side does not know.
+    Unknown,
+}
+
+impl Status {
+    fn of(code: c_int) -> Self {
+        match code {
+            0 => Self::Ok,
+            1 => Self::BadShape,
+            2 => Self::BadTactic,
+            3 => Self::LaunchFailed,
+            4 => Self::NotPrepared,
+            ffi::NOT_BUILT => Self::NotBuilt,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// As a result.
+    pub fn into_result(self, call: &'static str) -> Result<(), BackendError> {
+        let message = match self {
+            Self::Ok => return Ok(()),
+            Self::BadShape => "the kernel does not take this shape",
+            Self::BadTactic => "the kernel has no such tactic for this shape",
+            Self::LaunchFailed => "CUDA refused the launch",
+            Self::NotPrepared => "the kernels were not prepared",
+            Self::NotBuilt => NOT_BUILT,
+            Self::Unknown => "the launcher gave an unknown status",
+        };
+        Err(BackendError::failed(call, message))
+    }
+}
+
+/// What a backend without kernels says.
+pub const NOT_BUILT: &str =
+    "built without CUDA kernels; rebuild where nvcc or GOSSAMER_KERNELS_DIR is, or use --device cpu";
+
+/// Whether a device backend can open: the kernels are there, and the host computes on a CUDA device.
+pub fn check_open(host: &HostServices) -> Result<(), BackendError> {
+    if host.cuda_device().is_none() {
+        return Err(BackendError::failed(
+            "open",
+            "this backend computes on CUDA devices; the host uses none",
+        ));
+    }
+    if !BUILT {
+        return Err(BackendError::failed("open", NOT_BUILT));
+    }
+    // SAFETY: the context of the device is current by the border's contract.
+    Status::of(unsafe { ffi::gossamer_prepare() }).into_result("open")
+}
+
+macro_rules! safe_names {
+    ($($(#[$doc:meta])* $name:ident = $raw:ident($($arg:ident: $type:ty),*);)*) => {
+        $($(#[$doc])*
+        ///
+        /// # Safety
+        /// Addresses in the arguments are valid on the device for what the header documents, until the work is done.
+        pub unsafe fn $name($($arg: $type,)* stream: u64) -> Status {
+            // SAFETY: handed on; launchers copy the structs.
+            Status::of(unsafe { ffi::$raw($($arg,)* stream) })
+        })*
+    };
+}
+
+safe_names! {
+    /// RMSNorm, portable.
+    rms_norm = gossamer_portable_rms_norm(desc: &RmsNormDesc, args: &RmsNormArgs);
+    /// Dense product, portable: no norm.
+    portable_gemm = gossamer_portable_gemm(desc: &GemmDesc, args: &GemmArgs);
+    /// Weighted sum of expert outputs.
+    finalize = gossamer_portable_finalize(desc: &FinalizeDesc, args: &FinalizeArgs);
+    /// Norm and router product for few tokens.
+    router = gossamer_router(args: &RouterArgs);
+    /// Top-4 of logits.
+    topk = gossamer_topk(args: &TopkArgs);
+    /// Experts with routing and sum, for up to 64 tokens.
+    moe = gossamer_moe(args: &MoeArgs);
+    /// Dense product for up to 64 tokens.
+    tiny_gemm = gossamer_tiny_gemm(args: &TinyGemmArgs);
+}
+
+/// Gathers rows of `row_bytes` bytes.
+///
+/// # Safety
+/// `x` holds every row named in `rows`; `rows` and `out` hold `count`.
+pub unsafe fn gather_rows(x: u64, rows: u64, out: u64, count: u32, row_bytes: u32, stream: u64) -> Status {
+    // SAFETY: handed on.
+    Status::of(unsafe { ffi::gossamer_gather_rows(x, rows, out, count, row_bytes, stream) })
+}
+
+/// Bytes of workspace of [`moe`].
+pub fn moe_workspace(tokens: u32, hidden: u32, intermediate: u32) -> u64 {
+    // SAFETY: plain arithmetic.
+    unsafe { ffi::gossamer_moe_workspace(tokens as c_int, hidden as c_int, intermediate as c_int) as u64 }
+}
+
+/// Bytes of workspace of [`grouped_experts`].
+pub fn grouped_workspace(desc: &ExpertsDesc, tokens: u32, tactic: u32) -> u64 {
+    // SAFETY: the description lives for the call.
+    unsafe { ffi::gossamer_grouped_workspace(desc, tokens, tactic as c_int) as u64 }
+}
+
+/// Sets up [`grouped_experts`].
+pub fn prepare_grouped() -> Status {
+    // SAFETY: the context of the device is current by the border's contract.
+    Status::of(unsafe { ffi::gossamer_grouped_prepare() })
+}
+
+/// Experts for many tokens.
+///
+/// # Safety
+/// As the other launchers; `workspace` holds `bytes`.
+pub unsafe fn grouped_experts(
+    desc: &ExpertsDesc,
+    args: &ExpertsArgs,
+    tactic: u32,
+    (workspace, bytes): (u64, u64),
+    stream: u64,
+) -> Status {
+    // SAFETY: handed on.
+    Status::of(unsafe {
+        let workspace = workspace as *mut c_void;
+        ffi::gossamer_grouped_experts(desc, args, tactic as c_int, workspace, bytes as usize, stream)
+    })
+}
+
+/// Rounds a part of a workspace up.
+pub fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGN)
+}
