@@ -14,7 +14,7 @@ mod sample;
 
 pub use attention::{AttentionShape, check_attention, check_rope};
 pub use dense::{GemmShape, check_embed, check_gemm, check_rms_norm};
-pub use moe::{ExpertsShape, check_experts, check_finalize, check_route};
+pub use moe::{ExpertsShape, check_experts, check_finalize, check_fused_moe, check_route};
 pub use random::Random;
 pub use sample::{SampleShape, check_sample};
 
@@ -32,6 +32,10 @@ pub trait Memory {
     /// The stream that launches take.
     fn stream(&self) -> u64 {
         0
+    }
+    /// A backend that repacks weights in this memory, where the one that is checked cannot.
+    fn repacker(&self) -> Option<&dyn KernelBackend> {
+        None
     }
 }
 
@@ -158,7 +162,9 @@ impl<M: Memory> Bench<'_, M> {
         for tactic in self.backend.tactics(&desc, tokens) {
             let (args, outputs) = build(self);
             let case = format!("{case} tactic={}", tactic.name);
-            let outcome = match self.launch(&desc, args, tactic.id, tokens) {
+            let launched = moe::repacked(self, &desc, args, &tactic.layout)
+                .and_then(|args| self.launch(&desc, args, tactic.id, tokens));
+            let outcome = match launched {
                 Err(message) => Outcome { case: format!("{case}: {message}"), error: f64::NAN, bound },
                 Ok(()) => {
                     let errors = outputs.iter().map(|output| {
@@ -226,9 +232,19 @@ fn bound(dtype: DType) -> f64 {
 
 /// Every operation at sizes that are awkward for kernels. `scale` 1 takes seconds on a CPU; larger adds sizes.
 pub fn check_all<M: Memory>(bench: &mut Bench<M>, seed: u64, scale: u32) -> Vec<Outcome> {
-    let mut outcomes = Vec::new();
     let tokens: &[u32] = if scale > 1 { &[1, 2, 3, 5, 17, 64, 127, 129] } else { &[1, 2, 5, 7, 17, 65] };
-    for activation in [DType::F32, DType::BF16] {
+    check_at(bench, seed, tokens, &[DType::F32, DType::BF16])
+}
+
+/// Every operation at given token counts and activation types.
+pub fn check_at<M: Memory>(
+    bench: &mut Bench<M>,
+    seed: u64,
+    tokens: &[u32],
+    activations: &[DType],
+) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    for &activation in activations {
         for (i, &tokens) in tokens.iter().enumerate() {
             let seed = seed.wrapping_mul(1000).wrapping_add(i as u64);
             outcomes.extend(check_embed(bench, 97, 201, tokens, activation, seed));
@@ -242,6 +258,9 @@ pub fn check_all<M: Memory>(bench: &mut Bench<M>, seed: u64, scale: u32) -> Vec<
             }
             for shape in ExpertsShape::awkward(tokens, activation) {
                 outcomes.extend(check_experts(bench, &shape, seed));
+                if shape.desc.local_experts == shape.desc.experts {
+                    outcomes.extend(check_fused_moe(bench, &shape, seed));
+                }
             }
             outcomes.extend(check_finalize(bench, 2880, 4, tokens, activation, seed));
         }

@@ -1,8 +1,11 @@
 //! Router, experts and finalize.
 
-use super::{Bench, Memory, Outcome, Output, Random, bound};
-use crate::ops::{ExpertWeights, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, RouteArgs, RouteDesc};
-use crate::{DType, OpArgs, OpDesc, Support};
+use super::{Bench, Memory, Outcome, Output, Random, bound, round};
+use crate::ops::{
+    ExpertWeights, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc,
+    RouteArgs, RouteDesc,
+};
+use crate::{DType, Layout, OpArgs, OpDesc, RepackSource, Support};
 
 /// Router. Ids must be those of the reference wherever no two logits are close.
 pub fn check_route<M: Memory>(
@@ -135,6 +138,128 @@ fn product(x: &[f64], weights: &[f64], biases: &[f64]) -> Vec<f64> {
         .collect()
 }
 
+/// What one expert makes of one token; matrices are values and biases of all experts.
+fn expert_row(
+    desc: &ExpertsDesc,
+    expert: usize,
+    row: &[f64],
+    gate_up: (&[f64], &[f64]),
+    down: (&[f64], &[f64]),
+) -> Vec<f64> {
+    let (hidden, inner) = (desc.hidden as usize, desc.intermediate as usize);
+    let of = |values: &[f64], count: usize| values[expert * count..(expert + 1) * count].to_vec();
+    let sums = product(row, &of(gate_up.0, 2 * inner * hidden), &of(gate_up.1, 2 * inner));
+    let limit = f64::from(desc.limit);
+    let units: Vec<f64> = sums
+        .chunks(2)
+        .map(|pair| {
+            let (gate, up) = (pair[0].min(limit), pair[1].clamp(-limit, limit));
+            (up + 1.0) * gate / (1.0 + (-f64::from(desc.alpha) * gate).exp())
+        })
+        .collect();
+    product(&units, &of(down.0, hidden * inner), &of(down.1, hidden))
+}
+
+/// Arguments with the experts' weights in another layout than the checkpoint's.
+pub(super) fn repacked<M: Memory>(
+    bench: &mut Bench<M>,
+    desc: &OpDesc,
+    args: OpArgs,
+    layout: &Layout,
+) -> Result<OpArgs, String> {
+    if layout.0 == Layout::CHECKPOINT {
+        return Ok(args);
+    }
+    let mut pack = |desc: &ExpertsDesc, weights: &ExpertWeights, interleaved: bool| {
+        let (rows, columns) = match interleaved {
+            true => (2 * desc.intermediate, desc.hidden),
+            false => (desc.hidden, desc.intermediate),
+        };
+        let source = RepackSource {
+            data: weights.data,
+            scales: weights.scales,
+            dtype: DType::MXFP4,
+            interleaved,
+            experts: desc.local_experts,
+            rows,
+            columns,
+            row_range: (0, rows),
+            column_range: (0, columns),
+        };
+        let unknown = || format!("nobody makes layout '{}'", layout.0);
+        let size = {
+            let packer = bench.memory.repacker().unwrap_or(bench.backend);
+            packer.packed_size(layout, &source).ok_or_else(unknown)?
+        };
+        let data = bench.memory.put(&vec![0xff; size as usize]);
+        let packer = bench.memory.repacker().unwrap_or(bench.backend);
+        // SAFETY: the case put the tensor whole, and room for the packed one.
+        unsafe { packer.repack(layout, &source, data, bench.memory.stream()) }
+            .map_err(|error| error.to_string())?;
+        Ok::<_, String>(ExpertWeights { data, scales: 0, bias: weights.bias })
+    };
+    match (desc, args) {
+        (OpDesc::Experts(desc), OpArgs::Experts(mut args)) => {
+            args.gate_up = pack(desc, &args.gate_up, true)?;
+            args.down = pack(desc, &args.down, false)?;
+            Ok(OpArgs::Experts(args))
+        }
+        (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(mut args)) => {
+            args.gate_up = pack(&desc.experts, &args.gate_up, true)?;
+            args.down = pack(&desc.experts, &args.down, false)?;
+            Ok(OpArgs::FusedMoe(args))
+        }
+        (_, args) => Ok(args),
+    }
+}
+
+/// Norm, router, experts and sum as one. Tokens are drawn until their choice of experts is clear.
+pub fn check_fused_moe<M: Memory>(bench: &mut Bench<M>, shape: &ExpertsShape, seed: u64) -> Vec<Outcome> {
+    let ExpertsShape { desc: experts, tokens } = shape.clone();
+    let (hidden, inner) = (experts.hidden as usize, experts.intermediate as usize);
+    let (count, k) = (experts.experts as usize, experts.top_k as usize);
+    let ExpertsDesc { top_k, activation, .. } = experts;
+    let route = RouteDesc { hidden: experts.hidden, experts: experts.experts, top_k, activation };
+    let desc = FusedMoeDesc { route, experts, eps: 1e-5 };
+    let case = format!("moe-fused {desc:?} tokens={tokens} seed={seed}");
+    bench.run(&case, OpDesc::FusedMoe(desc), tokens, 3.0 * bound(activation), |bench| {
+        let mut random = Random::new(seed);
+        let (norm_weight, gains) = bench.put_values(&random.normals(hidden, 1.0), DType::BF16);
+        let (router_weight, routing) = bench.put_values(&random.normals(count * hidden, 0.5), DType::BF16);
+        let (router_bias, biases) = bench.put_values(&random.normals(count, 1.0), DType::BF16);
+        let (gate_up, gate_up_values, gate_up_bias) =
+            put_experts(bench, &mut random, count, 2 * inner, hidden);
+        let (down, down_values, down_bias) = put_experts(bench, &mut random, count, hidden, inner);
+        let (mut rows, mut expected) = (Vec::new(), Vec::new());
+        while rows.len() < tokens as usize * hidden {
+            let row: Vec<f64> =
+                random.normals(hidden, 2.0).into_iter().map(|value| round(value, activation)).collect();
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
+            let scale = 1.0 / (mean + f64::from(desc.eps)).sqrt();
+            let normed: Vec<f64> = row.iter().zip(&gains).map(|(x, gain)| x * scale * gain).collect();
+            let logits = product(&normed, &routing, &biases);
+            let mut order: Vec<usize> = (0..count).collect();
+            order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+            if order.get(k).is_some_and(|next| logits[order[k - 1]] - logits[*next] < 0.1) {
+                continue;
+            }
+            let total: f64 = order[..k].iter().map(|e| logits[*e].exp()).sum();
+            let mut out = row.clone();
+            for expert in &order[..k] {
+                let gate_up = (&gate_up_values[..], &gate_up_bias[..]);
+                let made = expert_row(&experts, *expert, &normed, gate_up, (&down_values, &down_bias));
+                let weight = logits[*expert].exp() / total;
+                out.iter_mut().zip(made).for_each(|(out, made)| *out += weight * made);
+            }
+            rows.extend(row);
+            expected.extend(out);
+        }
+        let (residual, _) = bench.put_values(&rows, activation);
+        let args = FusedMoeArgs { norm_weight, router_weight, router_bias, gate_up, down, residual, tokens };
+        (OpArgs::FusedMoe(args), vec![Output { address: residual, dtype: activation, expected }])
+    })
+}
+
 /// The experts. Weights are put in checkpoint layout; other layouts go through the backend's repacking.
 pub fn check_experts<M: Memory>(bench: &mut Bench<M>, shape: &ExpertsShape, seed: u64) -> Vec<Outcome> {
     let ExpertsShape { desc, tokens } = shape.clone();
@@ -167,17 +292,8 @@ pub fn check_experts<M: Memory>(bench: &mut Bench<M>, shape: &ExpertsShape, seed
                 continue;
             }
             let row = &values[pair / desc.top_k as usize * hidden..][..hidden];
-            let of = |values: &[f64], count: usize| values[expert * count..(expert + 1) * count].to_vec();
-            let sums = product(row, &of(&gate_up_values, 2 * inner * hidden), &of(&gate_up_bias, 2 * inner));
-            let limit = f64::from(desc.limit);
-            let units: Vec<f64> = sums
-                .chunks(2)
-                .map(|pair| {
-                    let (gate, up) = (pair[0].min(limit), pair[1].clamp(-limit, limit));
-                    (up + 1.0) * gate / (1.0 + (-f64::from(desc.alpha) * gate).exp())
-                })
-                .collect();
-            expected.extend(product(&units, &of(&down_values, hidden * inner), &of(&down_bias, hidden)));
+            let gate_up = (&gate_up_values[..], &gate_up_bias[..]);
+            expected.extend(expert_row(&desc, expert, row, gate_up, (&down_values, &down_bias)));
         }
         let out = bench.put_poison(expected.len(), desc.activation);
         let args = ExpertsArgs { x, expert_ids: bench.put_u32(&ids), gate_up, down, out, tokens };

@@ -21,7 +21,7 @@ const PACKED: &str = "mxfp4-sm90-v1";
 /// Tokens that the kernels take at once.
 const MOST_TOKENS: u32 = 64;
 /// Variants of the experts' kernel.
-const MOE_TACTICS: u32 = 2;
+const MOE_TACTICS: u32 = 4;
 /// Tactics of a product: streamed weights, or the portable kernel.
 const STREAM: u32 = 0;
 const PORTABLE: u32 = 1;

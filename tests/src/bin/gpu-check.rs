@@ -1,0 +1,360 @@
+//! Checks and times a CUDA device without a Rust toolchain on it: carry this program and the backends there.
+//!
+//!     gpu-check golden BACKEND_DIR CHECKPOINT...      logits and tokens against the reference's, eager and captured
+//!     gpu-check conformance BACKEND_DIR               every operation and tactic against float64
+//!     gpu-check latency BACKEND_DIR MODEL_DIR [OUT]   times prefill and decoding with made-up or stored weights
+//!
+//! Exits with 1 where something is off.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../actors/worker/tests/common/mod.rs"]
+mod common;
+
+use common::{Answer, Driver, Request, options};
+use gossamer_backend_api::conformance::{Bench, Memory, check_at};
+use gossamer_backend_api::loader;
+use gossamer_backend_api::{DType, HostServices, KernelBackend};
+use gossamer_config::{LoadFormat, ModelConfig};
+use gossamer_kernels::Backends;
+use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, SlotJoin, StepPlan};
+use gossamer_worker::cuda::{Buffer, Cuda, download};
+use gossamer_worker::latency::{self, Case, Roofs};
+use gossamer_worker::{CudaOptions, Executor, Model, ModelOptions, pool};
+use serde::Deserialize;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<GoldenCase>,
+}
+
+#[derive(Deserialize)]
+struct GoldenCase {
+    prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    greedy_margin: Vec<f32>,
+    last_logits: Vec<f32>,
+    bf16_last_rel_error: f64,
+}
+
+/// Most that a bfloat16 run may err relative to the reference's own.
+const BF16_FACTOR: f64 = 1.5;
+/// Tokens are compared where the two best logits are this far apart.
+const MARGIN: f32 = 0.1;
+
+struct Device {
+    cuda: Arc<Cuda>,
+    list: Vec<Arc<dyn KernelBackend>>,
+}
+
+impl Device {
+    fn open(directory: &Path) -> Self {
+        let cuda = Cuda::open(0).unwrap();
+        println!("{}, {}", cuda.name(), cuda.driver());
+        let host: &'static HostServices = pool::start_for(1, false, Some(0)).unwrap();
+        let mut list: Vec<Arc<dyn KernelBackend>> = Vec::new();
+        for file in loader::discover(directory).unwrap() {
+            let backend = loader::open(&file.unwrap(), host).unwrap();
+            println!("backend {} {}", backend.name(), backend.version());
+            list.push(Arc::new(backend));
+        }
+        Self { cuda, list }
+    }
+
+    fn model(&self, directory: &Path, options: &ModelOptions, capture_size: u32, tune: u64) -> Model {
+        self.model_of(self.list.clone(), directory, options, capture_size, tune)
+    }
+
+    fn model_of(
+        &self,
+        list: Vec<Arc<dyn KernelBackend>>,
+        directory: &Path,
+        options: &ModelOptions,
+        capture_size: u32,
+        tune: u64,
+    ) -> Model {
+        let backends = Backends::new(list, None, None).unwrap();
+        let on_device = CudaOptions { capture_size, tune_budget: Duration::from_secs(tune) };
+        Model::open_cuda(&self.cuda, directory, options, &on_device, backends).unwrap()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
+}
+
+fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
+    let square = |value: f64| value * value;
+    let difference: f64 = got.iter().zip(expected).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let norm: f64 = expected.iter().map(|value| square(f64::from(*value))).sum();
+    if got.len() == expected.len() { (difference / norm).sqrt() } else { f64::NAN }
+}
+
+/// Compares with the reference; returns whether all is well.
+fn check_answers(label: &str, golden: &Golden, answers: &[Answer]) -> bool {
+    let errors: Vec<f64> = golden
+        .cases
+        .iter()
+        .zip(answers)
+        .map(|(case, answer)| relative_error(&answer.logits, &case.last_logits))
+        .collect();
+    let reference = median(golden.cases.iter().map(|case| case.bf16_last_rel_error).collect());
+    let got = median(errors.clone());
+    let mut clear_misses = 0;
+    let mut same = 0;
+    for (case, answer) in golden.cases.iter().zip(answers) {
+        let first = answer.tokens.iter().zip(&case.greedy).position(|(got, expected)| got != expected);
+        same += first.unwrap_or(case.greedy.len());
+        clear_misses += usize::from(first.is_some_and(|at| case.greedy_margin[at] > MARGIN));
+    }
+    let fine = got <= BF16_FACTOR * reference && clear_misses == 0;
+    println!(
+        "{} {label}: median error {got:.5} (reference {reference:.5}, ratio {:.2}), errors {errors:.4?}, {same} tokens \
+         before the first difference, {clear_misses} clear misses",
+        if fine { "ok  " } else { "FAIL" },
+        got / reference
+    );
+    fine
+}
+
+/// Decodes with two steps in flight: the second is enqueued before the first was asked for.
+fn pipelined(model: &mut Model, prompt: &[u32], generate: u32, first_step: u64) -> Vec<u32> {
+    let info = model.info().clone();
+    let columns = (prompt.len() as u32 + generate).div_ceil(info.block_size);
+    let mut section = RankPlan::default();
+    section.join.push(SlotJoin {
+        slot: 0,
+        tokens: prompt.to_vec(),
+        prompt_len: prompt.len() as u32,
+        choice: 0,
+        sampling: Request::greedy(prompt, 1).sampling,
+        min_tokens: 0,
+        stop_token_ids: vec![],
+    });
+    for group in 0..info.groups.len() as u32 {
+        let blocks = (group * columns..(group + 1) * columns).collect();
+        section.grants.push(BlockGrant { slot: 0, group, first: 0, first_live: 0, blocks });
+    }
+    let len = prompt.len() as u32;
+    let run = |start, count, input| Run { slot: 0, start, count, input, sample: true };
+    section.runs.push(run(0, len, InputTokens::Known));
+    let mut tokens = Vec::new();
+    let mut in_flight = 0;
+    for at in 0..generate {
+        let plan = StepPlan {
+            step: first_step + u64::from(at),
+            snapshot: at == 0,
+            ranks: vec![std::mem::take(&mut section)],
+            ..StepPlan::default()
+        };
+        model.enqueue(&plan).unwrap();
+        in_flight += 1;
+        section.runs.push(run(len + at, 1, InputTokens::LastSampled));
+        if in_flight == 2 {
+            tokens.push(model.collect().unwrap().sampled[0].token);
+            in_flight -= 1;
+        }
+    }
+    while in_flight > 0 {
+        tokens.push(model.collect().unwrap().sampled[0].token);
+        in_flight -= 1;
+    }
+    tokens
+}
+
+fn golden(device: &Device, directories: &[String]) -> bool {
+    let mut fine = true;
+    for directory in directories {
+        let directory = Path::new(directory);
+        let name = directory.display();
+        let text = std::fs::read_to_string(directory.join("golden.json")).unwrap();
+        let golden: Golden = serde_json::from_str(&text).unwrap();
+        let requests: Vec<Request> =
+            golden.cases.iter().map(|case| Request::greedy(&case.prompt, case.greedy.len())).collect();
+        let options = options(DType::BF16, 8192);
+        let fallback: Vec<_> =
+            device.list.iter().filter(|backend| backend.name() == "fallback").cloned().collect();
+        let mut plain = Driver::new(device.model_of(fallback, directory, &options, 0, 0));
+        let answers = plain.run(&requests, 8192, 8192);
+        fine &= check_answers(&format!("{name} fallback alone"), &golden, &answers);
+        drop(plain);
+
+        let model = device.model(directory, &options, 0, 0);
+        println!("     {}", model.tactics());
+        let mut eager = Driver::new(model);
+        let answers = eager.run(&requests, 8192, 8192);
+        fine &= check_answers(&format!("{name} eager"), &golden, &answers);
+        let chunked = eager.run(&requests, 53, 160);
+        fine &= check_answers(&format!("{name} chunked"), &golden, &chunked);
+        drop(eager);
+
+        let mut captured = Driver::new(device.model(directory, &options, 8, 0));
+        let replayed = captured.run(&requests, 8192, 8192);
+        let again = captured.run(&requests, 8192, 8192);
+        let tokens = |answers: &[Answer]| answers.iter().map(|a| a.tokens.clone()).collect::<Vec<_>>();
+        let same = tokens(&answers) == tokens(&replayed) && tokens(&replayed) == tokens(&again);
+        println!("{} {name} captured = eager", if same { "ok  " } else { "FAIL" });
+        drop(captured);
+
+        let mut model = device.model(directory, &options, 8, 0);
+        let mut in_order = true;
+        let mut step = 1;
+        for (case, answer) in golden.cases.iter().zip(&answers) {
+            let generate = case.greedy.len() as u32;
+            let got = pipelined(&mut model, &case.prompt, generate, step);
+            step += u64::from(generate);
+            let differs = got.iter().zip(&answer.tokens).position(|(a, b)| a != b);
+            in_order &= differs.is_none_or(|at| case.greedy_margin[at] <= MARGIN);
+        }
+        println!("{} {name} two steps in flight = one", if in_order { "ok  " } else { "FAIL" });
+        fine &= same && in_order;
+    }
+    fine
+}
+
+/// A device's memory.
+struct DeviceMemory {
+    buffers: Vec<Buffer>,
+    fallback: Arc<dyn KernelBackend>,
+}
+
+impl Memory for DeviceMemory {
+    fn put(&mut self, bytes: &[u8]) -> u64 {
+        let mut buffer = Buffer::new(bytes.len() as u64).unwrap();
+        buffer.upload(0, bytes).unwrap();
+        let address = buffer.address();
+        self.buffers.push(buffer);
+        address
+    }
+
+    fn get(&self, address: u64, bytes: &mut [u8]) {
+        // SAFETY: the suite reads what it put.
+        unsafe { download(address, bytes) }.unwrap();
+    }
+
+    fn clear(&mut self) {
+        self.buffers.clear();
+    }
+
+    fn repacker(&self) -> Option<&dyn KernelBackend> {
+        Some(&*self.fallback)
+    }
+}
+
+fn conformance(device: &Device) -> bool {
+    let fallback = device.list.iter().find(|backend| backend.name() == "fallback").unwrap();
+    let mut fine = true;
+    for backend in &device.list {
+        let start = Instant::now();
+        let memory = DeviceMemory { buffers: Vec::new(), fallback: fallback.clone() };
+        let mut bench = Bench { backend: &**backend, memory };
+        let tokens = [1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300];
+        let (mut passed, mut refused) = (0, 0);
+        let mut worst = std::collections::BTreeMap::<String, f64>::new();
+        let mut failures = Vec::new();
+        for outcome in check_at(&mut bench, 20_261_130, &tokens, &[DType::BF16]) {
+            let name = outcome.case.split(' ').next().unwrap_or_default().to_owned();
+            if outcome.case.contains(": refused: ") {
+                refused += 1;
+            } else if outcome.passes() {
+                passed += 1;
+                let share = worst.entry(name).or_default();
+                *share = share.max(outcome.error / outcome.bound.max(1e-30));
+            } else {
+                failures.push(format!("{}: error {} of {}", outcome.case, outcome.error, outcome.bound));
+            }
+        }
+        println!(
+            "{} {}: {passed} passed, {} failed, {refused} refused, {:.1} s; worst share of the bound {worst:.2?}",
+            if failures.is_empty() { "ok  " } else { "FAIL" },
+            backend.name(),
+            failures.len(),
+            start.elapsed().as_secs_f64()
+        );
+        failures.iter().take(12).for_each(|failure| println!("     {failure}"));
+        fine &= failures.is_empty();
+    }
+    fine
+}
+
+fn latency(device: &Device, directory: &Path, out: Option<&String>) -> bool {
+    let has_weights = std::fs::read_dir(directory)
+        .unwrap()
+        .any(|entry| entry.unwrap().path().extension().is_some_and(|e| e == "safetensors"));
+    let options = ModelOptions {
+        load_format: if has_weights { LoadFormat::Auto } else { LoadFormat::Dummy },
+        max_num_seqs: 256,
+        max_num_batched_tokens: 8192,
+        max_model_len: Some(32768),
+        num_blocks: None,
+        memory_share: 0.9,
+        ..options(DType::BF16, 8192)
+    };
+    let start = Instant::now();
+    let mut model = device.model(directory, &options, 256, 8);
+    let seconds = start.elapsed().as_secs_f64();
+    println!("opened in {seconds:.2} s, {} KV blocks", model.info().num_blocks);
+    println!("{}", model.tactics());
+    for entry in model.take_measurements() {
+        println!(
+            "tuned {:.60} tokens {}: {} {} {:.1} us, {:?}",
+            entry.operation, entry.tokens, entry.backend, entry.tactic, entry.micros, entry.runners_up
+        );
+    }
+    let roofs = Roofs { bytes_per_second: 4.63e12, float32_flops: 60e12, bfloat16_flops: Some(690e12) };
+    let config = ModelConfig::load(directory).unwrap();
+    let cases = [
+        Case::Decode { batch: 1, context: 200 },
+        Case::Decode { batch: 4, context: 200 },
+        Case::Decode { batch: 16, context: 400 },
+        Case::Decode { batch: 64, context: 1500 },
+        Case::Decode { batch: 256, context: 300 },
+        Case::Prefill { tokens: 200 },
+        Case::Prefill { tokens: 2048 },
+        Case::Prefill { tokens: 8192 },
+    ];
+    let mut measured = Vec::new();
+    for case in cases {
+        let steps = if matches!(case, Case::Prefill { .. }) { 3 } else { 20 };
+        match latency::measure(&mut model, &config, &roofs, case, 4, steps) {
+            Ok(result) => {
+                println!(
+                    "{case:?}: {:.3} ms median, {:.3} best, {:.0} tokens/s, {:.1} % of memory, {:.1} % of bf16",
+                    result.median_seconds * 1e3,
+                    result.best_seconds * 1e3,
+                    result.tokens_per_second,
+                    result.memory_share * 100.0,
+                    result.bfloat16_share.unwrap_or(0.0) * 100.0
+                );
+                measured.push(result);
+            }
+            Err(error) => println!("{case:?}: {error}"),
+        }
+    }
+    if let Some(out) = out {
+        std::fs::write(out, serde_json::to_vec_pretty(&measured).unwrap()).unwrap();
+    }
+    measured.len() == cases.len()
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let fine = match words[..] {
+        ["golden", backends, _, ..] => golden(&Device::open(Path::new(backends)), &arguments[2..]),
+        ["conformance", backends] => conformance(&Device::open(Path::new(backends))),
+        ["latency", backends, model, ..] => {
+            latency(&Device::open(Path::new(backends)), Path::new(model), arguments.get(3))
+        }
+        _ => {
+            eprintln!("usage: gpu-check golden|conformance|latency BACKEND_DIR [CHECKPOINT...]");
+            return ExitCode::from(2);
+        }
+    };
+    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
