@@ -20,7 +20,7 @@ use std::ffi::c_int;
 const PACKED: &str = "mxfp4-sm90-v1";
 /// Tokens that the kernels take at once.
 const MOST_TOKENS: u32 = 64;
-/// Variants of the experts' kernel.
+/// Variants of the experts' kernel that have run on a device; `ops.h` names those that have not.
 const MOE_TACTICS: u32 = 4;
 /// Tactics of a product: streamed weights, or the portable kernel.
 const STREAM: u32 = 0;
@@ -229,6 +229,7 @@ unsafe fn launch_gemm(desc: &GemmDesc, args: &GemmArgs, launch: &Launch) -> Resu
             rows: rows as c_int,
             k: desc.in_features as c_int,
             float_out: c_int::from(desc.out == DType::F32),
+            tactic: -1,
         };
         // SAFETY: addresses are the caller's.
         unsafe { kernels::tiny_gemm(&tiny, launch.stream) }.into_result("launch")?;

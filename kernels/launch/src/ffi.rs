@@ -83,6 +83,7 @@ pub struct TinyGemmArgs {
     pub rows: c_int,
     pub k: c_int,
     pub float_out: c_int,
+    pub tactic: c_int,
 }
 
 macro_rules! launchers {

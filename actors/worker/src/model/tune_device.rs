@@ -3,11 +3,11 @@
 //! Launches walk over the layers, so that weights come from memory as they do in a step. What is not measured before the
 //! budget ends keeps its first guess.
 
-use super::{Model, TuneLimits};
 use super::device::Steps;
 use super::launch::Places;
 use super::open::ModelError;
 use super::program::{Choice, Open};
+use super::{Model, TuneLimits};
 use crate::cuda::{CudaError, Event, Pinned};
 use gossamer_backend_api::OpKind;
 use gossamer_kernels::tuner::{self, CacheEntry, KernelCache};
@@ -72,7 +72,7 @@ impl Model {
             let mut costs = Vec::with_capacity(open.candidates.len());
             for candidate in &open.candidates {
                 let choice = self.program.choice_for(open.node, candidate);
-                costs.push(self.time(steps, &open, choice, &places, (&begun, &done))?);
+                costs.push(self.time_on_device(steps, &open, choice, &places, (&begun, &done))?);
                 (self.heartbeat)();
             }
             let order = tuner::rank(&costs);
@@ -94,7 +94,7 @@ impl Model {
     }
 
     /// Microseconds of one launch; `None` where the backend refuses.
-    fn time(
+    fn time_on_device(
         &self,
         steps: &Steps,
         open: &Open,
