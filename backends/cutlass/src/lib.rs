@@ -20,10 +20,15 @@ const PACKED: &str = "mxfp4-sm90-v1";
 /// The grouped products with bfloat16 activations.
 const BF16: u32 = 0;
 
+/// Allows kernels that changed since they last ran on a device.
+const ALLOW: &str = "GOSSAMER_ALLOW_UNVERIFIED";
+
 /// The backend.
 pub struct ManyTokens {
     /// Why it can do nothing here.
     unusable: Option<String>,
+    /// Whether the grouped products may be used.
+    grouped: bool,
 }
 
 impl Exported for ManyTokens {
@@ -34,7 +39,8 @@ impl Exported for ManyTokens {
             Err(BackendError::Failed { message, .. }) => Some(message),
             Err(error) => Some(error.to_string()),
         };
-        Ok(Self { unusable })
+        let grouped = std::env::var_os(ALLOW).is_some_and(|value| value == "1");
+        Ok(Self { unusable, grouped })
     }
 }
 
@@ -77,6 +83,11 @@ impl ManyTokens {
     fn check(&self, desc: &OpDesc) -> Result<(), String> {
         if let Some(reason) = &self.unusable {
             return Err(reason.clone());
+        }
+        if matches!(desc, OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::FusedMoe(_)) {
+            need(self.grouped, || {
+                format!("the grouped products changed since they last ran on a device; {ALLOW}=1 allows them")
+            })?;
         }
         match desc {
             OpDesc::Experts(desc) => check_experts(desc),
