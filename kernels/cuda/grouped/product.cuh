@@ -106,7 +106,7 @@ __device__ __forceinline__ void fill_table(uint8_t* table) {
 }
 
 // Four codes of a row: magnitudes in the nibbles of bytes 0 and 2 of `u`.
-__device__ __forceinline__ uint32_t magnitudes(uint32_t u, const uint2& table) { return __byte_perm(table.x, table.y, __byte_perm(u, 0, 0x4420)); }
+__device__ __forceinline__ uint32_t magnitudes(uint32_t u, const uint2& table) { return ptx::pick_bytes(table.x, table.y, ptx::pick_bytes(u, 0, 0x4420)); }
 
 // The A fragments of two k32 steps. `distances`: row maximum minus scale, a byte per (row, block of 32) as in the layout.
 __device__ __forceinline__ void decode_e4m3(const uint4& codes, uint32_t distances, uint32_t table, uint32_t (&a)[2][4]) {
@@ -119,9 +119,10 @@ __device__ __forceinline__ void decode_e4m3(const uint4& codes, uint32_t distanc
     for (int i = 0; i < 2; ++i) {
       const uint32_t w = words[step * 2 + i];
       // Bytes 0..3: columns 2t + 8, 2t, 2t + 9, 2t + 1 of the k16 step.
-      a[step][2 * i] = magnitudes((w & 0x00070007u) | ((w >> 2) & 0x00700070u), low) | (w & 0x80008000u) | ((w >> 7) & 0x00800080u);
-      a[step][2 * i + 1] =
-          magnitudes(((w >> 9) & 0x00070007u) | ((w << 1) & 0x00700070u), high) | ((w << 3) & 0x80008000u) | ((w >> 6) & 0x00800080u);
+      const uint32_t below = magnitudes(ptx::merge_bits(w & 0x00070007u, w >> 2, 0x00700070u), low);
+      a[step][2 * i] = ptx::merge_bits(ptx::merge_bits(below, w, 0x80008000u), w >> 7, 0x00800080u);
+      const uint32_t above = magnitudes(ptx::merge_bits((w >> 9) & 0x00070007u, w << 1, 0x00700070u), high);
+      a[step][2 * i + 1] = ptx::merge_bits(ptx::merge_bits(above, w << 3, 0x80008000u), w >> 6, 0x00800080u);
     }
   }
 }

@@ -84,6 +84,8 @@ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) { return emulation_bits<uint16_t>(__float2bfloat16(bf16_bits(x & 0xFFFF) * bf16_bits(y & 0xFFFF))); };
   return one(a, b) | static_cast<uint32_t>(one(a >> 16, b >> 16)) << 16;
 }
+inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
+inline uint32_t merge_bits(uint32_t a, uint32_t b, uint32_t mask) { return a | (b & mask); }
 template <int>
 void give_registers() {}
 template <int>

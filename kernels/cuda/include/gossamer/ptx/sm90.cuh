@@ -152,6 +152,19 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return c;
 }
 
+// Bytes of (high, low) picked by the four low nibbles of `selector`, each below 8. (`__byte_perm` would mask the selector first.)
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t v;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(selector));
+  return v;
+}
+// a | (b & mask), as one instruction.
+__device__ __forceinline__ uint32_t merge_bits(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xF8;" : "=r"(v) : "r"(a), "r"(b), "r"(mask));
+  return v;
+}
+
 // --- registers of a warpgroup's threads ----------------------------------------------------------------------------------
 template <int kCount>
 __device__ __forceinline__ void give_registers() {
