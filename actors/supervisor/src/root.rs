@@ -414,14 +414,18 @@ impl Tree {
     }
 
     fn terminate(&mut self) {
+        // With the scheduler ready, API servers may be serving already, though nobody has looked since.
+        let serves = self.slots.iter().any(|slot| {
+            slot.role == ChildRole::Scheduler && slot.joined && slot.status.state() == ChildState::Ready
+        });
         match self.phase {
-            Phase::Serving => {
+            Phase::Starting if !serves => self.stop(Ok(())),
+            Phase::Starting | Phase::Serving => {
                 let grace = self.config.shutdown_timeout;
                 tracing::info!(?grace, "draining");
                 self.tell_all(|role| matches!(role, ChildRole::ApiServer(_)), &Down::Drain { grace });
                 self.phase = Phase::Draining { until: Instant::now() + grace + LAST_BYTES };
             }
-            Phase::Starting => self.stop(Ok(())),
             Phase::Draining { .. } => {
                 tracing::warn!("told to end a second time: requests that still run are cut off");
                 self.stop(Err(ServeError::Interrupted));
