@@ -55,6 +55,21 @@ pub async fn idle(server: &TestServer) {
     .await;
 }
 
+/// Waits until this many sequences run or wait, and at least one runs.
+pub async fn taken_in(server: &TestServer, count: f64) {
+    let client = server.client();
+    eventually(&format!("{count} sequences"), async || {
+        let running = client.metric("num_requests_running", "").await;
+        let waiting = client.metric("num_requests_waiting", "").await;
+        if running >= 1.0 && running + waiting == count {
+            Ok(())
+        } else {
+            Err(format!("{running} running, {waiting} waiting"))
+        }
+    })
+    .await;
+}
+
 /// Waits until a metric has a value that is accepted.
 pub async fn metric(server: &TestServer, name: &str, accept: impl Fn(f64) -> bool) -> f64 {
     let client = server.client();

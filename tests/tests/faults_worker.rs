@@ -2,7 +2,7 @@
 
 use gossamer_tests::{
     load::{Load, assert_same, mixed, undisturbed},
-    processes::{golden_server, idle, kill_and_await_successor, metric, successor},
+    processes::{golden_server, idle, kill_and_await_successor, metric, successor, taken_in},
     server::{TestServer, eventually, kill},
     text::{chat, joined},
 };
@@ -64,7 +64,7 @@ async fn a_kill_while_long_prompts_are_prefilled_changes_nothing() {
             )
         })
         .collect();
-    metric(&server, "num_requests_running", |count| count == 3.0).await;
+    taken_in(&server, 3.0).await;
     kill_and_await_successor(&server, "worker-0").await;
     for (task, expected) in tasks.into_iter().zip(expected) {
         assert_eq!(task.await.expect("no request panics"), expected);
