@@ -59,7 +59,7 @@ async fn a_scheduler_and_a_worker_that_die_together_cost_a_pause() {
 
 #[tokio::test]
 async fn a_frozen_scheduler_is_replaced_after_the_stall_timeout() {
-    let server = golden_server(&["--stall-timeout", "2"]).await;
+    let server = golden_server(&["--stall-timeout", "8"]).await;
     let jobs = mixed(300);
     let expected = undisturbed(server.port(), &jobs).await;
     let load = Load::start(server.port(), &jobs);

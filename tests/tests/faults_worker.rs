@@ -104,7 +104,7 @@ async fn a_killed_worker_changes_no_word_of_a_chat() {
 
 #[tokio::test]
 async fn a_frozen_worker_is_replaced_after_the_stall_timeout() {
-    let server = golden_server(&["--stall-timeout", "2"]).await;
+    let server = golden_server(&["--stall-timeout", "8"]).await;
     let jobs = mixed(400);
     let expected = undisturbed(server.port(), &jobs).await;
     let load = Load::start(server.port(), &jobs);
