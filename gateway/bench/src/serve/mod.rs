@@ -13,7 +13,11 @@ pub use client::{Outcome, Sample};
 pub use dataset::{DatasetError, Prompt, PromptSet};
 pub use metrics::{Distribution, Summary};
 
-use client::Client;
+pub(crate) use client::Client;
+pub(crate) use load::progress_bar;
+pub(crate) use report::result;
+
+use indicatif::ProgressBar;
 use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
@@ -55,36 +59,61 @@ pub enum BenchError {
     },
 }
 
+/// What a run gave: its figures, and every request.
+pub struct Measured {
+    /// The figures.
+    pub summary: Summary,
+    /// The requests.
+    pub outcome: Outcome,
+}
+
+impl Measured {
+    /// The first failure, if there was one.
+    pub fn failure(&self) -> Option<BenchError> {
+        let first = self.outcome.samples.iter().find_map(|sample| sample.error.clone())?;
+        Some(BenchError::Failed { failed: self.summary.failed, total: self.outcome.samples.len(), first })
+    }
+}
+
 /// Runs the benchmark: prints the result block, saves the JSON if asked to, and returns the summary.
 ///
 /// A run with failed requests prints its block and then returns [`BenchError::Failed`], so that the exit status is not zero.
 pub async fn run(args: &ServeBenchArgs) -> Result<Summary, BenchError> {
+    let bar = |count, what| {
+        if args.disable_progress { ProgressBar::hidden() } else { load::progress_bar(count, what) }
+    };
+    let measured = measure(args, bar).await?;
+    for note in &measured.summary.notes {
+        eprintln!("note: {note}");
+    }
+    print!("{}", report::block(args, &measured.summary));
+    if args.save_result {
+        let path = report::save(args, &measured)?;
+        println!("result saved to {}", path.display());
+    }
+    measured.failure().map_or(Ok(measured.summary), Err)
+}
+
+/// Sends the requests and computes the figures; prints nothing but the bars that `bar` makes.
+pub(crate) async fn measure(
+    args: &ServeBenchArgs,
+    bar: impl Fn(u64, &'static str) -> ProgressBar,
+) -> Result<Measured, BenchError> {
     args.check()?;
     let client = Client::new(args)?;
     let server = client.discover(Duration::from_secs(args.ready_check_timeout_sec)).await?;
     let prompts = dataset::load(args, &client, &server).await?;
-    for note in &prompts.notes {
-        eprintln!("note: {note}");
-    }
-    if args.num_warmups > 0 {
-        let warm =
-            load::drive(args, &client, &server, &prompts.prompts[..1], args.num_warmups, "warm-up").await;
+    let warmups = args.num_warmups;
+    if warmups > 0 {
+        let bar = bar(warmups as u64, "warm-up");
+        let warm = load::drive(args, &client, &server, &prompts.prompts[..1], warmups, &bar).await;
         if let Some(error) = warm.samples.iter().find_map(|sample| sample.error.clone()) {
-            return Err(BenchError::Failed { failed: 1, total: args.num_warmups, first: error });
+            return Err(BenchError::Failed { failed: 1, total: warmups, first: error });
         }
     }
-    let outcome =
-        load::drive(args, &client, &server, &prompts.prompts, prompts.prompts.len(), "requests").await;
+    let count = prompts.prompts.len();
+    let bar = bar(count as u64, "requests");
+    let outcome = load::drive(args, &client, &server, &prompts.prompts, count, &bar).await;
     let summary = metrics::summarize(args, &server.model, &prompts, &outcome);
-    print!("{}", report::block(args, &summary));
-    if args.save_result {
-        let path = report::save(args, &summary, &outcome)?;
-        println!("result saved to {}", path.display());
-    }
-    match outcome.samples.iter().find_map(|sample| sample.error.clone()) {
-        Some(first) => {
-            Err(BenchError::Failed { failed: summary.failed, total: outcome.samples.len(), first })
-        }
-        None => Ok(summary),
-    }
+    Ok(Measured { summary, outcome })
 }

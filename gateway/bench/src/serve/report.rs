@@ -1,7 +1,7 @@
 //! The printed block and the result file.
 
-use super::{BenchError, Outcome, ServeBenchArgs, Summary};
-use serde_json::{Value, json};
+use super::{BenchError, Measured, ServeBenchArgs, Summary};
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -59,14 +59,18 @@ pub fn block(args: &ServeBenchArgs, summary: &Summary) -> String {
     out
 }
 
-/// Writes the result file and returns its path.
-pub fn save(args: &ServeBenchArgs, summary: &Summary, outcome: &Outcome) -> Result<PathBuf, BenchError> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-    let mut map = summary.to_json(args);
-    map.insert("date".to_owned(), json!(now));
+/// Seconds since the Unix epoch.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs())
+}
+
+/// The content of a result file.
+pub fn result(args: &ServeBenchArgs, measured: &Measured) -> Map<String, Value> {
+    let mut map = measured.summary.to_json(args);
+    map.insert("date".to_owned(), json!(now()));
     if !args.result_summary_only {
-        let list =
-            |value: fn(&super::Sample) -> Value| Value::Array(outcome.samples.iter().map(value).collect());
+        let samples = &measured.outcome.samples;
+        let list = |value: fn(&super::Sample) -> Value| Value::Array(samples.iter().map(value).collect());
         map.insert("input_lens".to_owned(), list(|sample| json!(sample.prompt_tokens)));
         map.insert("output_lens".to_owned(), list(|sample| json!(sample.completion_tokens)));
         map.insert("ttfts".to_owned(), list(|sample| json!(sample.ttft)));
@@ -75,10 +79,15 @@ pub fn save(args: &ServeBenchArgs, summary: &Summary, outcome: &Outcome) -> Resu
         map.insert("generated_texts".to_owned(), list(|sample| json!(sample.text)));
         map.insert("errors".to_owned(), list(|sample| json!(sample.error.as_deref().unwrap_or(""))));
     }
-    let name = args.result_filename.clone().unwrap_or_else(|| format!("gossamer-{now}.json"));
+    map
+}
+
+/// Writes the result file and returns its path.
+pub fn save(args: &ServeBenchArgs, measured: &Measured) -> Result<PathBuf, BenchError> {
+    let name = args.result_filename.clone().unwrap_or_else(|| format!("gossamer-{}.json", now()));
     let path = args.result_dir.join(name);
     let failed = |source| BenchError::Save { path: path.clone(), source };
     std::fs::create_dir_all(&args.result_dir).map_err(failed)?;
-    std::fs::write(&path, Value::Object(map).to_string()).map_err(failed)?;
+    std::fs::write(&path, Value::Object(result(args, measured)).to_string()).map_err(failed)?;
     Ok(path)
 }

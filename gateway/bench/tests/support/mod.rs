@@ -1,6 +1,6 @@
 //! A small server that speaks as much of the OpenAI API as a script says, on a port of its own.
 
-#![allow(clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used)] // every test program uses its own part, and all of it is test code
 
 use bytes::Bytes;
 use clap::Parser;

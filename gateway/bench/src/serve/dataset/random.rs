@@ -4,6 +4,7 @@
 //! (`/tokenize`), each text is cut to its length by that count.
 
 use super::{Client, DatasetName, Prompt, PromptSet, ServeBenchArgs, Server};
+use crate::workload::length;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// Short common words: one token each, with the blank before them, in the vocabularies of the field.
@@ -17,12 +18,6 @@ struct Shape {
     prefix: usize,
     body: usize,
     output: usize,
-}
-
-fn draw(rng: &mut StdRng, len: usize, ratio: f64) -> usize {
-    let low = (len as f64 * (1.0 - ratio)).floor().max(1.0) as usize;
-    let high = ((len as f64 * (1.0 + ratio)).ceil() as usize).max(low);
-    rng.random_range(low..=high)
 }
 
 fn shapes(args: &ServeBenchArgs, rng: &mut StdRng) -> Vec<(usize, Shape)> {
@@ -40,8 +35,8 @@ fn shapes(args: &ServeBenchArgs, rng: &mut StdRng) -> Vec<(usize, Shape)> {
                 0,
                 Shape {
                     prefix: args.random_prefix_len,
-                    body: draw(rng, args.random_input_len, args.random_range_ratio),
-                    output: draw(rng, args.random_output_len, args.random_range_ratio),
+                    body: length(rng, args.random_input_len, args.random_range_ratio),
+                    output: length(rng, args.random_output_len, args.random_range_ratio),
                 },
             ),
         })
