@@ -1,12 +1,12 @@
-//! The backend for many tokens: grouped products of MXFP4 experts on the tensor cores.
+//! The backend for many tokens: grouped products of MXFP4 experts on the tensor cores, and attention for many queries.
 //!
 //! Experts alone; the router as a product and a selection; and the whole mixture of experts, put together from norm, router,
 //! experts and sum. Dense products take gathered rows and a norm before them, so that the fused forms of the graph run at any
-//! token count. It refuses float32 activations and attention. Repacking is the `fallback`'s.
+//! token count. It refuses float32 activations. Repacking is the `fallback`'s.
 
 use gossamer_backend_api::ops::{
-    ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc,
-    RmsNormArgs, RmsNormDesc, RouteArgs, RouteDesc, Segment,
+    AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc,
+    GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc, RouteArgs, RouteDesc, Segment,
 };
 use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
@@ -17,8 +17,11 @@ use std::ffi::c_int;
 
 /// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
 const PACKED: &str = "mxfp4-sm90-v1";
-/// The grouped products with bfloat16 activations.
+/// The first tactic of each operation. Experts: bfloat16 activations; the next one, where allowed, E4M3.
 const BF16: u32 = 0;
+/// Variants of the attention kernel, by number: rows of a tile, whether warpgroups take turns, share of polynomials.
+const ATTENTION: [&str; 6] =
+    ["rows192-turns", "rows192", "rows192-turns-poly1", "rows192-turns-poly2", "rows128-turns", "rows128"];
 
 /// Allows kernels that changed since they last ran on a device.
 const ALLOW: &str = "GOSSAMER_ALLOW_UNVERIFIED";
@@ -27,20 +30,22 @@ const ALLOW: &str = "GOSSAMER_ALLOW_UNVERIFIED";
 pub struct ManyTokens {
     /// Why it can do nothing here.
     unusable: Option<String>,
-    /// Whether the grouped products may be used.
-    grouped: bool,
+    /// Whether the grouped products and attention may be used.
+    unverified: bool,
 }
 
 impl Exported for ManyTokens {
     fn open(host: HostServices) -> Result<Self, BackendError> {
-        let opened = kernels::check_open(&host).and_then(|()| kernels::prepare_grouped().into_result("open"));
+        let opened = kernels::check_open(&host)
+            .and_then(|()| kernels::prepare_grouped().into_result("open"))
+            .and_then(|()| kernels::prepare_prefill().into_result("open"));
         let unusable = match opened {
             Ok(()) => None,
             Err(BackendError::Failed { message, .. }) => Some(message),
             Err(error) => Some(error.to_string()),
         };
-        let grouped = std::env::var_os(ALLOW).is_some_and(|value| value == "1");
-        Ok(Self { unusable, grouped })
+        let unverified = std::env::var_os(ALLOW).is_some_and(|value| value == "1");
+        Ok(Self { unusable, unverified })
     }
 }
 
@@ -61,6 +66,19 @@ fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
         })?;
     }
     Ok(())
+}
+
+fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
+    bf16_only(desc.activation)?;
+    need(matches!(desc.kv, DType::BF16 | DType::F8E4M3), || format!("no cache of type {}", desc.kv))?;
+    need(desc.head_dim == 64 && desc.block_size == 64, || {
+        format!("heads of 64 and blocks of 64 tokens, not {} and {}", desc.head_dim, desc.block_size)
+    })?;
+    let whole = desc.kv_heads > 0 && desc.heads.is_multiple_of(desc.kv_heads);
+    need(whole && desc.heads / desc.kv_heads <= 128, || {
+        format!("at most 128 whole query heads per KV head, not {} for {}", desc.heads, desc.kv_heads)
+    })?;
+    need(desc.scale > 0.0, || format!("a positive scale, not {}", desc.scale))
 }
 
 fn check_route(desc: &RouteDesc) -> Result<(), String> {
@@ -85,8 +103,13 @@ impl ManyTokens {
             return Err(reason.clone());
         }
         if matches!(desc, OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::FusedMoe(_)) {
-            need(self.grouped, || {
+            need(self.unverified, || {
                 format!("the grouped products changed since they last ran on a device; {ALLOW}=1 allows them")
+            })?;
+        }
+        if matches!(desc, OpDesc::Attention(_)) {
+            need(self.unverified, || {
+                format!("attention for many queries has not run on a device yet; {ALLOW}=1 allows it")
             })?;
         }
         match desc {
@@ -100,8 +123,8 @@ impl ManyTokens {
                 check_experts(&desc.experts)
             }
             OpDesc::Gemm(desc) => check_gemm(desc),
-            OpDesc::Attention(_) => Err("no attention kernel for many tokens yet".to_owned()),
-            _ => Err("only experts, router and dense products are supported".to_owned()),
+            OpDesc::Attention(desc) => check_attention(desc),
+            _ => Err("only experts, router, attention and dense products are supported".to_owned()),
         }
     }
 }
@@ -117,7 +140,7 @@ struct MoeSpace {
     bytes: u64,
 }
 
-fn moe_space(desc: &FusedMoeDesc, tokens: u32) -> MoeSpace {
+fn moe_space(desc: &FusedMoeDesc, tactic: u32, tokens: u32) -> MoeSpace {
     let (t, experts) = (u64::from(tokens), &desc.experts);
     let (hidden, k) = (u64::from(experts.hidden), u64::from(experts.top_k));
     let mut at = 0;
@@ -125,7 +148,7 @@ fn moe_space(desc: &FusedMoeDesc, tokens: u32) -> MoeSpace {
         at += aligned(bytes);
         at - aligned(bytes)
     };
-    let grouped_bytes = kernels::grouped_workspace(experts, tokens, BF16);
+    let grouped_bytes = kernels::grouped_workspace(experts, tokens, tactic);
     let grouped = part(grouped_bytes);
     MoeSpace {
         grouped,
@@ -169,7 +192,7 @@ unsafe fn route(desc: &RouteDesc, args: &RouteArgs, logits: u64, stream: u64) ->
 /// # Safety
 /// As `KernelBackend::launch`.
 unsafe fn launch_moe(desc: &FusedMoeDesc, args: &FusedMoeArgs, launch: &Launch) -> Result<(), BackendError> {
-    let space = moe_space(desc, args.tokens);
+    let space = moe_space(desc, launch.tactic, args.tokens);
     let at = |offset: u64| launch.workspace + offset;
     let (stream, tokens, hidden) = (launch.stream, args.tokens, desc.experts.hidden);
     let norm = RmsNormDesc { hidden, eps: desc.eps, activation: DType::BF16 };
@@ -225,18 +248,32 @@ impl KernelBackend for ManyTokens {
         if self.check(desc).is_err() {
             return Vec::new();
         }
-        let (name, layout) = match desc {
-            OpDesc::Experts(_) | OpDesc::FusedMoe(_) => ("grouped-bf16", PACKED),
-            _ => ("tiles", Layout::CHECKPOINT),
+        let experts = |allow_fp8: u32| {
+            let names =
+                if allow_fp8 == 1 { &["grouped-bf16", "grouped-fp8"][..] } else { &["grouped-bf16"][..] };
+            (names, PACKED)
         };
-        vec![Tactic { id: BF16, name: name.to_owned(), layout: Layout(layout.to_owned()), capturable: true }]
+        let (names, layout) = match desc {
+            OpDesc::Experts(desc) => experts(desc.allow_fp8),
+            OpDesc::FusedMoe(desc) => experts(desc.experts.allow_fp8),
+            OpDesc::Attention(_) => (&ATTENTION[..], Layout::CHECKPOINT),
+            _ => (&["tiles"][..], Layout::CHECKPOINT),
+        };
+        let tactic = |(id, name): (u32, &&str)| Tactic {
+            id,
+            name: (*name).to_owned(),
+            layout: Layout(layout.to_owned()),
+            capturable: true,
+        };
+        (BF16..).zip(names).map(tactic).collect()
     }
 
     fn workspace(&self, desc: &OpDesc, tactic: u32, tokens: u32) -> u64 {
         match desc {
             OpDesc::Experts(desc) => kernels::grouped_workspace(desc, tokens, tactic),
             OpDesc::Route(desc) => aligned(u64::from(tokens) * u64::from(desc.experts) * 4),
-            OpDesc::FusedMoe(desc) => moe_space(desc, tokens).bytes,
+            OpDesc::FusedMoe(desc) => moe_space(desc, tactic, tokens).bytes,
+            OpDesc::Attention(_) => kernels::PREFILL_WORKSPACE,
             OpDesc::Gemm(desc) => kernels::gemm_workspace(desc, tokens),
             _ => 0,
         }
@@ -267,6 +304,7 @@ impl KernelBackend for ManyTokens {
             OpArgs::Route(args) => args.tokens,
             OpArgs::FusedMoe(args) => args.tokens,
             OpArgs::Gemm(args) => args.tokens,
+            OpArgs::Attention(args) => args.tokens,
             _ => return Err(BackendError::failed("launch", "this operation is not supported here")),
         };
         if tokens == 0 {
@@ -286,6 +324,9 @@ impl KernelBackend for ManyTokens {
                 (OpDesc::Route(desc), OpArgs::Route(args)) => route(desc, args, space.0, stream),
                 (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
                 (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => kernels::gemm(desc, args, space.0, stream),
+                (OpDesc::Attention(desc), OpArgs::Attention(args)) => {
+                    kernels::prefill_attention(desc, args, launch.tactic, space, stream).into_result("launch")
+                }
                 _ => Err(BackendError::failed("launch", "description and arguments are of two operations")),
             }
         }

@@ -1,7 +1,8 @@
 //! The launchers' declarations, and what stands for them where they are not built in.
 
 use gossamer_backend_api::ops::{
-    ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc,
+    AttentionArgs, AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc,
+    RmsNormArgs, RmsNormDesc,
 };
 use std::ffi::{c_int, c_void};
 
@@ -115,6 +116,15 @@ launchers! {
     fn gossamer_gather_rows(x: u64, rows: u64, out: u64, count: u32, row_bytes: u32, stream: u64) -> c_int = NOT_BUILT;
     fn gossamer_grouped_workspace(desc: *const ExpertsDesc, tokens: u32, tactic: c_int) -> usize = 0;
     fn gossamer_grouped_prepare() -> c_int = NOT_BUILT;
+    fn gossamer_prefill_attention_prepare() -> c_int = NOT_BUILT;
+    fn gossamer_prefill_attention_variant(
+        desc: *const AttentionDesc,
+        args: *const AttentionArgs,
+        variant: c_int,
+        workspace: *mut c_void,
+        workspace_bytes: usize,
+        stream: u64,
+    ) -> c_int = NOT_BUILT;
     fn gossamer_grouped_experts(
         desc: *const ExpertsDesc,
         args: *const ExpertsArgs,

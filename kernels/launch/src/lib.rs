@@ -10,7 +10,8 @@ pub use compose::{gemm, gemm_workspace, logits_desc};
 pub use ffi::{MoeArgs, RouterArgs, TinyGemmArgs, TopkArgs};
 
 use gossamer_backend_api::ops::{
-    ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc,
+    AttentionArgs, AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc,
+    RmsNormArgs, RmsNormDesc,
 };
 use gossamer_backend_api::{BackendError, HostServices};
 use std::ffi::{c_int, c_void};
@@ -159,6 +160,40 @@ pub unsafe fn grouped_experts(
     Status::of(unsafe {
         let workspace = workspace as *mut c_void;
         ffi::gossamer_grouped_experts(desc, args, tactic as c_int, workspace, bytes as usize, stream)
+    })
+}
+
+/// Bytes of workspace of [`prefill_attention`], for every shape.
+pub const PREFILL_WORKSPACE: u64 = 256;
+
+/// Sets up [`prefill_attention`].
+pub fn prepare_prefill() -> Status {
+    // SAFETY: the context of the device is current by the border's contract.
+    Status::of(unsafe { ffi::gossamer_prefill_attention_prepare() })
+}
+
+/// Attention for many queries.
+///
+/// # Safety
+/// As the other launchers; `workspace` holds `bytes`.
+pub unsafe fn prefill_attention(
+    desc: &AttentionDesc,
+    args: &AttentionArgs,
+    variant: u32,
+    (workspace, bytes): (u64, u64),
+    stream: u64,
+) -> Status {
+    // SAFETY: handed on.
+    Status::of(unsafe {
+        let workspace = workspace as *mut c_void;
+        ffi::gossamer_prefill_attention_variant(
+            desc,
+            args,
+            variant as c_int,
+            workspace,
+            bytes as usize,
+            stream,
+        )
     })
 }
 
