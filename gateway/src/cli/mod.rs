@@ -7,8 +7,9 @@ mod latency;
 
 use crate::process::run_serve;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use gossamer_bench::serve::ServeBenchArgs;
+use gossamer_bench::{compare::CompareArgs, pareto::ParetoArgs, serve::ServeBenchArgs, sweep::SweepArgs};
 use gossamer_config::{ServeArgs, expand_short_flags};
+use gossamer_plan::PlanArgs;
 use std::{ffi::OsString, fmt::Display, process::ExitCode};
 
 /// Serves OpenAI's gpt-oss models.
@@ -35,6 +36,8 @@ enum Command {
         #[command(subcommand)]
         what: Bench,
     },
+    /// Say how many GPUs, in which layout, meet targets for TTFT and TPOT, by simulation in virtual time
+    Plan(Box<PlanArgs>),
     /// Opens one backend and reports on it: a process of its own, since a plugin may crash when it is opened
     #[command(hide = true)]
     ProbeBackend(backends::ProbeArgs),
@@ -44,6 +47,12 @@ enum Command {
 enum Bench {
     /// Send requests to a server and measure what its users feel
     Serve(Box<ServeBenchArgs>),
+    /// Measure a grid of settings, keep every result, and draw the Pareto frontier
+    Sweep(Box<SweepArgs>),
+    /// Draw the Pareto frontier of stored results
+    Pareto(ParetoArgs),
+    /// Print the ratios of two results, or of the matching points of two result sets
+    Compare(CompareArgs),
     /// Time prefill and decoding in this process, beside the machine's roofs
     Latency(Box<latency::LatencyArgs>),
 }
@@ -76,12 +85,25 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Autotune(args) => report("autotune", autotune::run(&args)),
         Command::Bench { what: Bench::Latency(args) } => report("bench latency", latency::run(&args)),
         Command::Bench { what: Bench::Serve(args) } => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-            match runtime {
-                Ok(runtime) => report("bench serve", runtime.block_on(gossamer_bench::serve::run(&args))),
-                Err(error) => report("bench serve", Err::<(), _>(error)),
-            }
+            asynchronous("bench serve", gossamer_bench::serve::run(&args))
         }
+        Command::Bench { what: Bench::Sweep(args) } => {
+            asynchronous("bench sweep", gossamer_bench::sweep::run(&args))
+        }
+        Command::Bench { what: Bench::Pareto(args) } => {
+            report("bench pareto", gossamer_bench::pareto::run(&args))
+        }
+        Command::Bench { what: Bench::Compare(args) } => {
+            report("bench compare", gossamer_bench::compare::run(&args))
+        }
+        Command::Plan(args) => report("plan", gossamer_plan::plan(&args)),
+    }
+}
+
+fn asynchronous<T, E: Display>(command: &str, work: impl Future<Output = Result<T, E>>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => report(command, runtime.block_on(work)),
+        Err(error) => report(command, Err::<(), _>(error)),
     }
 }
 
