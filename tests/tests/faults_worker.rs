@@ -49,7 +49,7 @@ async fn a_kill_while_long_prompts_are_prefilled_changes_nothing() {
     .await;
     let client = server.client();
     let body = |number: u32| {
-        let prompt: Vec<u32> = (0..6000).map(|at| (at * number + at * at % 17) % 500).collect();
+        let prompt: Vec<u32> = (0..1500).map(|at| (at * number + at * at % 17) % 500).collect();
         json!({"prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": true, "ignore_eos": true})
     };
     let mut expected = Vec::new();
