@@ -315,3 +315,88 @@ impl KernelBackend for FewTokens {
 }
 
 gossamer_backend_api::export_backend!(FewTokens, "trtllm-gen", env!("CARGO_PKG_VERSION"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gossamer_backend_api::ops::{RouteDesc, Segment};
+
+    fn product(out_features: [u32; 3]) -> GemmDesc {
+        GemmDesc {
+            in_features: 64,
+            out_features,
+            activation: DType::BF16,
+            out: DType::BF16,
+            weight: DType::BF16,
+            norm: 0,
+            eps: 0.0,
+            residual: 0,
+            gather: 0,
+        }
+    }
+
+    fn args(segments: [Segment; 3], tokens: u32) -> GemmArgs {
+        GemmArgs { x: 1, rows: 0, norm_weight: 0, segments, residual: 0, out: 2, tokens }
+    }
+
+    #[test]
+    fn matrices_side_by_side_are_one_and_others_are_told_apart() {
+        let desc = product([32, 16, 16]);
+        let segment = |weight, bias| Segment { weight, bias };
+        let adjacent = [segment(1000, 500), segment(1000 + 32 * 128, 564), segment(1000 + 48 * 128, 596)];
+        assert_eq!(matrices(&desc, &args(adjacent, 7)), Some(vec![(1000, 500, 64, 0)]));
+        // One bias elsewhere is enough: a row then goes in parts, and several rows do not go at all.
+        let apart = [adjacent[0], adjacent[1], segment(adjacent[2].weight, 9000)];
+        assert_eq!(matrices(&desc, &args(apart, 7)), None);
+        let parts = matrices(&desc, &args(apart, 1)).unwrap();
+        assert_eq!(
+            parts.iter().map(|part| (part.2, part.3)).collect::<Vec<_>>(),
+            [(32, 0), (16, 32), (16, 48)]
+        );
+        let single = product([48, 0, 0]);
+        let alone = [segment(8, 0), Segment::default(), Segment::default()];
+        assert_eq!(matrices(&single, &args(alone, 64)), Some(vec![(8, 0, 48, 0)]));
+    }
+
+    #[test]
+    fn without_kernels_every_operation_is_refused_with_the_reason() {
+        let backend = FewTokens::open(HostServices::inline()).unwrap();
+        let desc = OpDesc::Gemm(product([32, 0, 0]));
+        let Support::No(reason) = backend.supports(&desc) else { panic!("expected a refusal") };
+        assert!(reason.contains("CUDA"), "{reason}");
+        assert!(backend.tactics(&desc, 1).is_empty());
+    }
+
+    #[test]
+    fn experts_are_refused_by_shape_and_taken_at_any_token_count() {
+        let backend = FewTokens { unusable: None };
+        let experts = ExpertsDesc {
+            hidden: 2880,
+            intermediate: 2880,
+            experts: 128,
+            first_expert: 0,
+            local_experts: 128,
+            top_k: 4,
+            limit: 7.0,
+            alpha: 1.702,
+            activation: DType::BF16,
+            weight: DType::MXFP4,
+            allow_fp8: 0,
+        };
+        let route = RouteDesc { hidden: 2880, experts: 128, top_k: 4, activation: DType::BF16 };
+        let fused = |experts| OpDesc::FusedMoe(FusedMoeDesc { route, experts, eps: 1e-5 });
+        for tokens in [1, 64, 65, 8192] {
+            assert!(!backend.tactics(&fused(experts), tokens).is_empty(), "{tokens}");
+        }
+        let refused = [
+            ExpertsDesc { hidden: 2896, ..experts },
+            ExpertsDesc { intermediate: 4096, ..experts },
+            ExpertsDesc { top_k: 2, ..experts },
+            ExpertsDesc { activation: DType::F32, ..experts },
+            ExpertsDesc { local_experts: 64, ..experts },
+        ];
+        for experts in refused {
+            assert_ne!(backend.supports(&fused(experts)), Support::Yes, "{experts:?}");
+        }
+    }
+}

@@ -150,3 +150,21 @@ impl Cuda {
         Ok((free as u64, total as u64))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_an_error_that_says_what_to_do() {
+        // With a driver the number of the device is what is wrong.
+        let error = Cuda::open(10_000).unwrap_err();
+        match is_present() {
+            false => assert_eq!(error, CudaError::NoDriver),
+            true => assert!(!matches!(error, CudaError::NoDriver), "{error}"),
+        }
+        if !matches!(error, CudaError::Driver { .. }) {
+            assert!(error.to_string().contains("--device cpu"), "{error}");
+        }
+    }
+}
