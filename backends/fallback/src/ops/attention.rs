@@ -363,6 +363,18 @@ pub unsafe fn launch<S: Simd, A: Activation, K: Activation>(
         // SAFETY: there are `sequences + 1` starts, ascending, the last at most `tokens`; a run has a row at least.
         unsafe {
             let (mut first, end) = (*starts.at(sequence as usize), *starts.at(sequence as usize + 1));
+            let len = *Ptr::<u32>::new(args.kv_lens).at(sequence as usize);
+            let first_block = *Ptr::<u32>::new(args.first_blocks).at(sequence as usize);
+            let blocks = len.div_ceil(desc.block_size);
+            if end.saturating_sub(first) > len || blocks.saturating_sub(first_block) > args.table_stride {
+                let message = format!(
+                    "expected sequence {sequence} to have its {} queries in the cache and its blocks in a table row of {}, \
+                     got {len} cached tokens from block {first_block} on",
+                    end.saturating_sub(first),
+                    args.table_stride
+                );
+                return Err(BackendError::failed("launch", message));
+            }
             while first < end {
                 let count = (end - first).min(QUERY_TILE as u32);
                 if runs >= args.tokens as usize {

@@ -6,9 +6,13 @@
 use super::logprobs::maximum;
 use crate::math::exp;
 
-/// Buckets of the histogram.
-pub const BUCKETS: usize = 4096;
-/// Buckets per unit of distance from the largest score; what is farther than 32 shares the last bucket.
+/// Buckets of the histogram; the last one is for forbidden tokens and never looked at.
+pub const BUCKETS: usize = 4097;
+/// Bucket of forbidden tokens.
+const FORBIDDEN: usize = BUCKETS - 1;
+/// Scores that are sorted into buckets at a time.
+const RUN: usize = 64;
+/// Buckets per unit of distance from the largest score; what is farther than 32 shares one.
 const PER_UNIT: f32 = 128.0;
 
 /// The last element of the surviving prefix.
@@ -39,18 +43,30 @@ pub struct Histogram<'a> {
     pub columns: &'a mut [u32],
 }
 
+/// Bucket of a score: monotone in it. Written so that it runs over lanes.
 #[inline(always)]
 fn bucket(score: f32, largest: f32) -> usize {
-    (((largest - score) * PER_UNIT) as usize).min(BUCKETS - 1)
+    const TO_INTEGER: f32 = 8_388_608.0; // 2^23: the sum's lowest bits are the nearest integer
+    let distance = (largest - score) * PER_UNIT;
+    let most = (FORBIDDEN - 1) as f32;
+    let distance = if distance < most { distance } else { most };
+    let at = (distance + TO_INTEGER).to_bits() - TO_INTEGER.to_bits();
+    if score > f32::NEG_INFINITY { at as usize } else { FORBIDDEN }
 }
 
 /// Columns of a bucket, in the order of the prefix.
+#[inline(always)]
 fn sorted<'a>(scores: &[f32], largest: f32, wanted: usize, columns: &'a mut [u32]) -> &'a [u32] {
     let mut count = 0;
-    for (column, score) in scores.iter().enumerate() {
-        if *score > f32::NEG_INFINITY && bucket(*score, largest) == wanted {
-            columns[count] = column as u32;
+    for (at, run) in scores.chunks(RUN).enumerate() {
+        let mut hits = 0u64;
+        for (i, score) in run.iter().enumerate() {
+            hits |= u64::from(bucket(*score, largest) == wanted) << i;
+        }
+        while hits != 0 {
+            columns[count] = (at * RUN) as u32 + hits.trailing_zeros();
             count += 1;
+            hits &= hits - 1;
         }
     }
     columns[..count].sort_unstable_by(|a, b| {
@@ -69,11 +85,15 @@ pub fn last(scores: &[f32], top_k: u32, top_p: f32, min_p: f32, histogram: &mut 
     if keep_k < scores.len() || top_p < 1.0 {
         histogram.counts.fill(0);
         histogram.masses.fill(0.0);
-        for score in scores {
-            if *score > f32::NEG_INFINITY {
-                let at = bucket(*score, largest);
-                histogram.counts[at] += 1;
-                histogram.masses[at] += f64::from(exp(*score - largest));
+        for run in scores.chunks(RUN) {
+            let (mut buckets, mut masses) = ([0u32; RUN], [0f32; RUN]);
+            for ((at, mass), score) in buckets.iter_mut().zip(&mut masses).zip(run) {
+                *at = bucket(*score, largest) as u32;
+                *mass = exp(*score - largest);
+            }
+            for (at, mass) in buckets.iter().zip(&masses).take(run.len()) {
+                histogram.counts[*at as usize] += 1;
+                histogram.masses[*at as usize] += f64::from(*mass);
             }
         }
         last = prefix(scores, largest, keep_k, top_p, histogram);
@@ -87,12 +107,13 @@ pub fn last(scores: &[f32], top_k: u32, top_p: f32, min_p: f32, histogram: &mut 
     last
 }
 
+#[inline(always)]
 fn prefix(scores: &[f32], largest: f32, keep_k: usize, top_p: f32, histogram: &mut Histogram) -> Last {
     let mass_of = |column: u32| f64::from(exp(scores[column as usize] - largest));
     // Top-k: where it ends, and how much mass it has.
-    let (mut end, mut last) = (BUCKETS, Last::ALL);
+    let (mut end, mut last) = (FORBIDDEN, Last::ALL);
     let (mut count, mut mass) = (0usize, 0f64);
-    for at in 0..BUCKETS {
+    for at in 0..FORBIDDEN {
         let here = histogram.counts[at] as usize;
         if count + here >= keep_k {
             let columns = sorted(scores, largest, at, histogram.columns);
@@ -112,7 +133,7 @@ fn prefix(scores: &[f32], largest: f32, keep_k: usize, top_p: f32, histogram: &m
     // Top-p: the shortest prefix with that share of the mass; one token at least.
     let wanted = mass * f64::from(top_p.max(0.0));
     let mut mass = 0f64;
-    for at in 0..BUCKETS {
+    for at in 0..FORBIDDEN {
         let here = histogram.counts[at] as usize;
         if here > 0 && (mass + histogram.masses[at] >= wanted || at == end) {
             for column in sorted(scores, largest, at, histogram.columns) {
