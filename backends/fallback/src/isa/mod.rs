@@ -41,16 +41,19 @@ pub enum Isa {
     Avx512,
     /// The same with BF16, which multiplies bfloat16 activations.
     Avx512Bf16,
-    /// The same with AMX tiles, which multiply bfloat16 activations.
+    /// The same with AMX tiles, which multiply bfloat16 activations; float32 ones as [`Isa::Avx512`].
     Amx,
+    /// The same with float32 activations on tiles too, in three parts. Faster for prompts, slower for decoding, so only on
+    /// request.
+    AmxSplit,
     /// NEON.
     Neon,
 }
 
 impl Isa {
-    /// Every instruction set, slowest first.
+    /// Every instruction set; the last one that a machine has is its default.
     pub const ALL: &'static [Isa] =
-        &[Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+        &[Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::AmxSplit, Isa::Avx512Bf16, Isa::Amx];
 
     /// Name in [`ISA_VARIABLE`].
     pub fn label(self) -> &'static str {
@@ -60,6 +63,7 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
+            Isa::AmxSplit => "amx-split",
             Isa::Neon => "neon",
         }
     }
@@ -82,18 +86,18 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512Bf16.is_available() && amx::is_available(),
+            Isa::Amx | Isa::AmxSplit => Isa::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
     }
 
-    /// Those that this machine has, slowest first.
+    /// Those that this machine has, its default last.
     pub fn available() -> impl Iterator<Item = Isa> {
         Isa::ALL.iter().copied().filter(|isa| isa.is_available())
     }
 
-    /// The fastest one, or what [`ISA_VARIABLE`] asks for.
+    /// The default one, or what [`ISA_VARIABLE`] asks for.
     pub fn choose() -> Result<Isa, BackendError> {
         let best = Isa::available().last().unwrap_or(Isa::Scalar);
         let Ok(wanted) = std::env::var(ISA_VARIABLE) else { return Ok(best) };
