@@ -138,27 +138,30 @@ fn best(threads: usize, body: impl Fn(usize) + Sync) -> f64 {
         // On the caller's thread, so that a caller who counts its own processor time may.
         return (0..ROUNDS).map(|_| time(|| body(0))).fold(f64::INFINITY, f64::min);
     }
-    let barrier = Barrier::new(threads + 1);
-    let mut best = f64::INFINITY;
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
+    // Each thread notes its own start and end: the caller may be late from the barrier, and would time the end alone.
+    let barrier = Barrier::new(threads);
+    let rounds = std::thread::scope(|scope| {
+        let one = |thread: usize| {
             let (barrier, body) = (&barrier, &body);
             scope.spawn(move || {
-                for _ in 0..ROUNDS {
+                let round = |_| {
                     barrier.wait();
+                    let start = Instant::now();
                     body(thread);
-                    barrier.wait();
-                }
-            });
-        }
-        for _ in 0..ROUNDS {
-            barrier.wait();
-            best = best.min(time(|| {
-                barrier.wait();
-            }));
-        }
+                    (start, Instant::now())
+                };
+                (0..ROUNDS).map(round).collect::<Vec<_>>()
+            })
+        };
+        let threads: Vec<_> = (0..threads).map(one).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>()
     });
-    best
+    let seconds = |round: usize| {
+        let start = rounds.iter().map(|thread| thread[round].0).min();
+        let end = rounds.iter().map(|thread| thread[round].1).max();
+        start.zip(end).map_or(f64::INFINITY, |(start, end)| (end - start).as_secs_f64())
+    };
+    (0..ROUNDS).map(seconds).fold(f64::INFINITY, f64::min)
 }
 
 /// Seconds that `body` takes; on one thread of a busy machine, see [`count_processor_time`].
