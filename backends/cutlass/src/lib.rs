@@ -23,15 +23,10 @@ const BF16: u32 = 0;
 const ATTENTION: [&str; 6] =
     ["rows192-turns", "rows192", "rows192-turns-poly1", "rows192-turns-poly2", "rows128-turns", "rows128"];
 
-/// Allows kernels that changed since they last ran on a device.
-const ALLOW: &str = "GOSSAMER_ALLOW_UNVERIFIED";
-
 /// The backend.
 pub struct ManyTokens {
     /// Why it can do nothing here.
     unusable: Option<String>,
-    /// Whether the grouped products and attention may be used.
-    unverified: bool,
 }
 
 impl Exported for ManyTokens {
@@ -44,8 +39,7 @@ impl Exported for ManyTokens {
             Err(BackendError::Failed { message, .. }) => Some(message),
             Err(error) => Some(error.to_string()),
         };
-        let unverified = std::env::var_os(ALLOW).is_some_and(|value| value == "1");
-        Ok(Self { unusable, unverified })
+        Ok(Self { unusable })
     }
 }
 
@@ -101,16 +95,6 @@ impl ManyTokens {
     fn check(&self, desc: &OpDesc) -> Result<(), String> {
         if let Some(reason) = &self.unusable {
             return Err(reason.clone());
-        }
-        if matches!(desc, OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::FusedMoe(_)) {
-            need(self.unverified, || {
-                format!("the grouped products changed since they last ran on a device; {ALLOW}=1 allows them")
-            })?;
-        }
-        if matches!(desc, OpDesc::Attention(_)) {
-            need(self.unverified, || {
-                format!("attention for many queries has not run on a device yet; {ALLOW}=1 allows it")
-            })?;
         }
         match desc {
             OpDesc::Experts(desc) => check_experts(desc),

@@ -20,8 +20,8 @@ use std::ffi::c_int;
 const PACKED: &str = "mxfp4-sm90-v1";
 /// Tokens that the kernels take at once.
 const MOST_TOKENS: u32 = 64;
-/// Variants of the experts' kernel that have run on a device; `ops.h` names those that have not.
-const MOE_TACTICS: u32 = 4;
+/// Variants of the experts' kernel, by number; `ops.h` says what each does.
+const MOE_TACTICS: u32 = 8;
 /// Tactics of a product: streamed weights, or the portable kernel.
 const STREAM: u32 = 0;
 const PORTABLE: u32 = 1;

@@ -100,8 +100,8 @@ typedef struct {
 } GossamerMoeArgs;
 // Tactics: consumer warps, stages of their rings, tiles of a copy: 0: 12, 3, 5; 1: 12, 4, 5; 2: 16, 2, 5; 3: 16, 3, 5; those that
 // do not fit in shared memory for the token count give GOSSAMER_BAD_TACTIC. 4 and 5 are 0 and 2 with routing code warmed before
-// the wait and, up to two tokens, activations published strip by strip; 6 is 12, 2, 9 and 7 the same, early. 4 to 7 have not run on
-// a device yet and are never chosen by -1.
+// the wait and, up to two tokens, activations published strip by strip; 6 is 12, 2, 9 and 7 the same, early.
+// 4 to 7 are never chosen by -1.
 #define GOSSAMER_MOE_TACTICS 8
 #define GOSSAMER_MOE_MAX_TOKENS 64
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
