@@ -237,9 +237,6 @@ impl ServeConfig {
         if self.parallel.disaggregate.is_some() {
             return refuse("--disaggregate (separate prefill and decode ranks)".into(), "leave it out");
         }
-        if self.device == Device::Cpu && self.kv_cache_dtype == KvCacheDtype::Fp8 {
-            return refuse("--kv-cache-dtype fp8 on CPUs".into(), "use auto or bf16");
-        }
         Ok(())
     }
 }

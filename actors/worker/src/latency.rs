@@ -23,6 +23,9 @@ pub struct Roofs {
     pub bfloat16_flops: Option<f64>,
 }
 
+/// Tokens before the first timed one that are run for a decoding sequence.
+pub const PREFILLED: u32 = 512;
+
 /// What to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -32,7 +35,8 @@ pub enum Case {
         /// Its length.
         tokens: u32,
     },
-    /// Steps of one token for each of several sequences.
+    /// Steps of one token for each of several sequences. Of what each has before, the last [`PREFILLED`] tokens are run; the
+    /// cache holds whatever it does before them, which costs the same.
     Decode {
         /// Sequences.
         batch: u32,
@@ -259,14 +263,15 @@ impl Bench<'_> {
 
     fn decode(&mut self, batch: u32, context: u32, times: usize) -> Result<Vec<f64>, LatencyError> {
         let most = context + times as u32 + 1;
-        // One prompt a step, so that a long context does not ask for large steps.
+        let count = context.min(PREFILLED);
+        // One prompt a step, so that many of them do not ask for large steps.
         for slot in 0..batch {
             let mut section = RankPlan::default();
             self.join(&mut section, slot, context, most);
             section.runs.push(Run {
                 slot,
-                start: 0,
-                count: context,
+                start: context - count,
+                count,
                 input: InputTokens::Known,
                 sample: true,
             });

@@ -163,6 +163,8 @@ impl Model {
             kv_lens: address(&batch.kv_lens),
             sampled_rows: address(&batch.sampled_rows),
             sequences: batch.kv_lens.len() as u32,
+            // One launch is best where a launch is a loop over tasks of all kinds.
+            singles: 0,
             max_query: batch.max_query,
             max_kv: batch.max_kv,
             groups: batch.groups.iter().map(group).collect(),

@@ -11,6 +11,7 @@ mod common;
 use common::{Answer, Driver, Request, fixture, open, options};
 use gossamer_backend_api::DType;
 use gossamer_kernels::passes::{PASSES, parse_disabled};
+use gossamer_worker::ModelOptions;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,9 @@ const BOUND: f64 = 1e-4;
 const MARGIN: f32 = 1e-3;
 /// A bfloat16 run may err this much more than the reference's.
 const BF16_FACTOR: f64 = 1.5;
+/// Logits with an E4M3 cache may differ from those with a bfloat16 one by this many times the error that a bfloat16 run of the
+/// reference makes, medians over the cases: a code has a sixteenth of bfloat16's steps, and only keys and values are codes.
+const FP8_CACHE_FACTOR: f64 = 10.0;
 
 fn checkpoints() -> Vec<(PathBuf, Golden)> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden/b");
@@ -108,17 +112,39 @@ fn float32_agrees_whole_and_chunked_alone_and_together_bit_for_bit() {
     }
 }
 
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
+}
+
+#[test]
+fn an_fp8_cache_errs_within_its_bound_and_takes_half_the_memory() {
+    for (directory, golden) in checkpoints() {
+        let wide = ModelOptions { kv: DType::BF16, ..options(DType::F32, 8192) };
+        let narrow = ModelOptions { kv: DType::F8E4M3, ..wide.clone() };
+        let mut wide = Driver::new(open(&directory, &wide, 2));
+        let mut narrow = Driver::new(open(&directory, &narrow, 2));
+        assert_eq!(wide.model.kv_bytes(), 2 * narrow.model.kv_bytes());
+        let requests = requests(&golden);
+        let expected = wide.run(&requests, 8192, 8192);
+        let answers = narrow.run(&requests, 8192, 8192);
+        let errors: Vec<f64> =
+            answers.iter().zip(&expected).map(|(a, b)| relative_error(&a.logits, &b.logits)).collect();
+        println!("{}: against a bfloat16 cache {errors:.4?}", directory.display());
+        let reference = median(golden.cases.iter().map(|case| case.bf16_last_rel_error).collect());
+        let (error, bound) = (median(errors), FP8_CACHE_FACTOR * reference);
+        println!("median {error:.4}, {:.1} times the reference's bfloat16 error", error / reference);
+        assert!(error <= bound, "median error {error:.4}, expected at most {bound:.4}");
+        assert!(error > 1e-4, "the caches hold the same: {error:.2e}");
+        // Blocks that others used before hold codes of theirs, and chunks read what earlier ones wrote.
+        let again = narrow.run(&requests, 53, 160);
+        assert!(bits(&answers) == bits(&again), "what a block held before, or chunks, change results");
+    }
+}
+
 #[test]
 fn bfloat16_errs_no_more_than_the_reference_does() {
-    let median = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        if values.len().is_multiple_of(2) {
-            (values[middle - 1] + values[middle]) / 2.0
-        } else {
-            values[middle]
-        }
-    };
     for (directory, golden) in checkpoints() {
         let mut driver = Driver::new(open(&directory, &options(DType::BF16, 8192), 2));
         let answers = driver.run(&requests(&golden), 8192, 8192);

@@ -1,31 +1,47 @@
 //! Rotary embedding with cache writes, and attention.
 
-use super::{Bench, Memory, Outcome, Output, Random, bound, round};
+use super::{Bench, Memory, Outcome, Output, Random, bound, encode, round};
 use crate::ops::{AttentionArgs, AttentionDesc, RopeKvWriteArgs, RopeKvWriteDesc};
 use crate::{DType, OpArgs, OpDesc};
 
-/// Rotary embedding and cache writes at scattered slots.
+/// Half of the largest step between neighbouring E4M3 codes, relative, and a little for the rotation's own rounding.
+const E4M3_BOUND: f64 = 0.0645;
+
+/// Scales of an E4M3 cache, `[2, kv_heads]`, for odd seeds; else none, which is 1.
+fn scales_for(kv: DType, kv_heads: usize, seed: u64, middle: f64) -> Option<Vec<f64>> {
+    let scale = |i: usize| round(middle * (1.0 + 0.3 * i as f64), DType::F32);
+    (kv == DType::F8E4M3 && seed % 2 == 1).then(|| (0..2 * kv_heads).map(scale).collect())
+}
+
+/// Rotary embedding and cache writes at scattered slots. With E4M3 some values are beyond what fits.
 pub fn check_rope<M: Memory>(
     bench: &mut Bench<M>,
     tokens: u32,
     activation: DType,
+    kv: DType,
     seed: u64,
 ) -> Vec<Outcome> {
-    let case = format!("rope-kv-write tokens={tokens} {activation} seed={seed}");
+    let case = format!("rope-kv-write tokens={tokens} {activation} cache={kv} seed={seed}");
     let desc = RopeKvWriteDesc {
         heads: 6,
         kv_heads: 2,
         head_dim: 64,
         block_size: 64,
         activation,
-        kv: activation,
+        kv,
         magnitude: 1.3465735,
     };
-    bench.run(&case, OpDesc::RopeKvWrite(desc), tokens, bound(activation), |bench| {
+    let (bound, spread) = match kv {
+        // Without scales the values themselves must reach beyond 448.
+        DType::F8E4M3 => (E4M3_BOUND, if seed % 2 == 1 { 1.0 } else { 200.0 }),
+        _ => (bound(activation), 1.0),
+    };
+    bench.run(&case, OpDesc::RopeKvWrite(desc), tokens, bound, |bench| {
         let mut random = Random::new(seed);
         let (heads, kv_heads, dim, size) = (6usize, 2usize, 64usize, 64usize);
         let columns = (heads + 2 * kv_heads) * dim;
-        let (qkv, mut values) = bench.put_values(&random.normals(tokens as usize * columns, 1.0), activation);
+        let (qkv, mut values) =
+            bench.put_values(&random.normals(tokens as usize * columns, spread), activation);
         let positions: Vec<u32> = (0..tokens).map(|_| random.below(5000)).collect();
         let blocks = tokens as usize / 16 + 2;
         let mut free: Vec<u64> = (0..(blocks * size) as u64).collect();
@@ -34,7 +50,8 @@ pub fn check_rope<M: Memory>(
         let frequencies: Vec<f64> =
             (0..dim / 2).map(|i| round(150000f64.powf(-(i as f64) / 32.0), DType::F32)).collect();
         let plane = blocks * 2 * kv_heads * size * dim;
-        let (kv, mut cache) = bench.put_values(&vec![0.5; plane], activation);
+        let (kv, mut cache) = bench.put_values(&vec![0.5; plane], desc.kv);
+        let scales = scales_for(desc.kv, kv_heads, seed, 0.006);
         for (t, row) in values.chunks_mut(columns).enumerate() {
             for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
                 for i in 0..dim / 2 {
@@ -52,7 +69,14 @@ pub fn check_rope<M: Memory>(
                 for head in 0..kv_heads {
                     let from = (heads + part * kv_heads + head) * dim;
                     let to = (((block * 2 + part) * kv_heads + head) * size + offset) * dim;
-                    cache[to..to + dim].copy_from_slice(&row[from..from + dim]);
+                    let scale = scales.as_ref().map_or(1.0, |scales| scales[part * kv_heads + head]);
+                    for (to, from) in cache[to..to + dim].iter_mut().zip(&row[from..from + dim]) {
+                        *to = if desc.kv == DType::F8E4M3 {
+                            (from / scale).clamp(-448.0, 448.0)
+                        } else {
+                            *from
+                        };
+                    }
                 }
             }
         }
@@ -63,16 +87,19 @@ pub fn check_rope<M: Memory>(
             slots: bench.memory.put(&slot_bytes),
             inverse_frequencies: bench.put_values(&frequencies, DType::F32).0,
             kv,
-            kv_scales: 0,
+            kv_scales: scales.map_or(0, |scales| bench.put_values(&scales, DType::F32).0),
             tokens,
         };
         let outputs = vec![
             Output { address: qkv, dtype: activation, expected: values },
-            Output { address: kv, dtype: activation, expected: cache },
+            Output { address: kv, dtype: desc.kv, expected: cache },
         ];
         (OpArgs::RopeKvWrite(args), outputs)
     })
 }
+
+/// What stands in rows that a launch must leave alone; exact in every type.
+const UNTOUCHED: f64 = 0.25;
 
 /// A batch of sequences.
 #[derive(Clone, Debug)]
@@ -81,13 +108,15 @@ pub struct AttentionShape {
     pub desc: AttentionDesc,
     /// New queries and cached tokens (the queries' own included) of each sequence.
     pub sequences: Vec<(u32, u32)>,
+    /// How many of the first sequences are in the batch and not in the launch: their rows must stay as they are.
+    pub apart: usize,
 }
 
 impl AttentionShape {
     /// Decode, prefill and mixed batches; with and without window and sinks.
     pub fn awkward(activation: DType) -> Vec<Self> {
         let mut shapes = Vec::new();
-        for kv in [DType::F32, DType::BF16] {
+        for kv in [DType::F32, DType::BF16, DType::F8E4M3] {
             for (heads, kv_heads) in [(8, 2), (3, 1), (16, 2)] {
                 for (window, sinks) in [(0, 1), (128, 1), (0, 0), (37, 0)] {
                     let desc = AttentionDesc {
@@ -100,9 +129,19 @@ impl AttentionShape {
                         activation,
                         kv,
                         scale: 0.125,
+                        single: 0,
                     };
                     let sequences = vec![(1, 1), (1, 64), (1, 65), (3, 200), (17, 17), (64, 130), (129, 129)];
-                    shapes.push(Self { desc, sequences });
+                    shapes.push(Self { desc, sequences, apart: if sinks == 1 { 0 } else { 3 } });
+                    let single = AttentionDesc { single: 1, ..desc };
+                    // The last is long enough for several splits, where there are some.
+                    let lens = [1, 2, 64, 65, 128, 129, 200, 300, 2113];
+                    let few = if heads == 16 { 0 } else { 1 };
+                    let sequences: Vec<_> = lens[..lens.len() - few].iter().map(|len| (1, *len)).collect();
+                    shapes.push(Self { desc: single, sequences, apart: 0 });
+                    if sinks == 1 {
+                        shapes.push(Self { desc: single, sequences: vec![(3, 7), (1, 777)], apart: 1 });
+                    }
                 }
             }
         }
@@ -112,8 +151,8 @@ impl AttentionShape {
 
 /// Attention over a cache with shuffled blocks; window tables begin at the first block that is still needed.
 pub fn check_attention<M: Memory>(bench: &mut Bench<M>, shape: &AttentionShape, seed: u64) -> Vec<Outcome> {
-    let AttentionShape { desc, sequences } = shape.clone();
-    let case = format!("attention {desc:?} sequences={sequences:?} seed={seed}");
+    let AttentionShape { desc, sequences, apart } = shape.clone();
+    let case = format!("attention {desc:?} sequences={sequences:?} apart={apart} seed={seed}");
     let tokens: u32 = sequences.iter().map(|(queries, _)| queries).sum();
     bench.run(&case, OpDesc::Attention(desc), tokens, bound(desc.activation), |bench| {
         let mut random = Random::new(seed);
@@ -128,6 +167,7 @@ pub fn check_attention<M: Memory>(bench: &mut Bench<M>, shape: &AttentionShape, 
             ids.swap(i, random.below(i as u32 + 1) as usize);
         }
         let plane = ids.len() * 2 * kv_heads * size * dim;
+        let scales = scales_for(desc.kv, kv_heads, seed + u64::from(desc.heads), 0.4);
         // What no sequence owns is NaN: freed and never-written memory must have no influence.
         let mut cache = vec![f64::NAN; plane];
         let (mut table, mut first_blocks, mut starts) = (Vec::new(), Vec::new(), vec![0u32]);
@@ -145,7 +185,7 @@ pub fn check_attention<M: Memory>(bench: &mut Bench<M>, shape: &AttentionShape, 
             }
             table.extend(row);
             first_blocks.push(first_block);
-            let keys: Vec<Vec<f64>> = (0..2)
+            let mut keys: Vec<Vec<f64>> = (0..2)
                 .map(|_| {
                     let values = random.normals(*len as usize * kv_heads * dim, 1.0);
                     values.into_iter().map(|value| round(value, desc.kv)).collect()
@@ -161,7 +201,18 @@ pub fn check_attention<M: Memory>(bench: &mut Bench<M>, shape: &AttentionShape, 
                     }
                 }
             }
-            for j in 0..*new as usize {
+            if let Some(scales) = &scales {
+                for (part, values) in keys.iter_mut().enumerate() {
+                    for (head, values) in values.chunks_mut(dim).enumerate() {
+                        let scale = scales[part * kv_heads + head % kv_heads];
+                        values.iter_mut().for_each(|value| *value *= scale);
+                    }
+                }
+            }
+            if s < apart {
+                expected.extend(std::iter::repeat_n(UNTOUCHED, *new as usize * heads * dim));
+            }
+            for j in (0..*new as usize).take(if s < apart { 0 } else { usize::MAX }) {
                 let position = (len - new) as usize + j;
                 let from = match desc.window {
                     0 => 0,
@@ -193,23 +244,28 @@ pub fn check_attention<M: Memory>(bench: &mut Bench<M>, shape: &AttentionShape, 
             }
             starts.push(starts[s] + new);
         }
-        let out = bench.put_poison(expected.len(), desc.activation);
+        let before = starts[apart] as usize * heads * dim;
+        let mut out = encode(&vec![UNTOUCHED; before], desc.activation);
+        out.resize(desc.activation.bytes(expected.len() as u64) as usize, 0xff);
+        let out = bench.memory.put(&out);
+        // Lists of four-byte elements, without those of the sequences that are not in the launch.
+        let past = |address: u64, each: u32| address + apart as u64 * u64::from(each) * 4;
         let lens: Vec<u32> = sequences.iter().map(|(_, len)| *len).collect();
         let args = AttentionArgs {
             q,
             q_stride: columns as u32,
-            sequences: sequences.len() as u32,
-            query_starts: bench.put_u32(&starts),
-            kv_lens: bench.put_u32(&lens),
-            block_tables: bench.put_u32(&table),
+            sequences: (sequences.len() - apart) as u32,
+            query_starts: past(bench.put_u32(&starts), 1),
+            kv_lens: past(bench.put_u32(&lens), 1),
+            block_tables: past(bench.put_u32(&table), stride),
             table_stride: stride,
-            max_query: sequences.iter().map(|(new, _)| *new).max().unwrap_or(0),
+            max_query: sequences[apart..].iter().map(|(new, _)| *new).max().unwrap_or(0),
             max_kv: lens.iter().copied().max().unwrap_or(0),
             tokens,
-            first_blocks: bench.put_u32(&first_blocks),
+            first_blocks: past(bench.put_u32(&first_blocks), 1),
             sinks: if desc.sinks == 1 { sinks } else { 0 },
             kv: bench.put_values(&cache, desc.kv).0,
-            kv_scales: 0,
+            kv_scales: scales.map_or(0, |scales| bench.put_values(&scales, DType::F32).0),
             out,
         };
         (OpArgs::Attention(args), vec![Output { address: out, dtype: desc.activation, expected }])

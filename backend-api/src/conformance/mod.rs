@@ -8,6 +8,7 @@
 
 mod attention;
 mod dense;
+mod e4m3;
 mod moe;
 mod random;
 mod sample;
@@ -18,7 +19,7 @@ pub use moe::{ExpertsShape, check_experts, check_finalize, check_fused_moe, chec
 pub use random::Random;
 pub use sample::{SampleShape, check_sample};
 
-use crate::{DType, KernelBackend, Launch, OpArgs, OpDesc, Support};
+use crate::{DType, KernelBackend, Launch, OpArgs, OpDesc, OpKind, Support};
 use half::bf16;
 
 /// Memory that a backend computes in.
@@ -95,6 +96,8 @@ pub struct Bench<'a, M> {
     pub backend: &'a dyn KernelBackend,
     /// The memory.
     pub memory: M,
+    /// Operations to check; empty: all.
+    pub only: Vec<OpKind>,
 }
 
 /// An output of a case.
@@ -105,6 +108,10 @@ struct Output {
 }
 
 impl<M: Memory> Bench<'_, M> {
+    fn wants(&self, kind: OpKind) -> bool {
+        self.only.is_empty() || self.only.contains(&kind)
+    }
+
     /// Puts float64 values as `dtype` and returns the address and the values after rounding.
     fn put_values(&mut self, values: &[f64], dtype: DType) -> (u64, Vec<f64>) {
         let rounded: Vec<f64> = values.iter().map(|value| round(*value, dtype)).collect();
@@ -155,6 +162,9 @@ impl<M: Memory> Bench<'_, M> {
         bound: f64,
         mut build: impl FnMut(&mut Self) -> (OpArgs, Vec<Output>),
     ) -> Vec<Outcome> {
+        if !self.wants(desc.kind()) {
+            return Vec::new();
+        }
         if let Support::No(reason) = self.backend.supports(&desc) {
             return vec![Outcome { case: format!("{case}: refused: {reason}"), error: f64::NAN, bound }];
         }
@@ -204,6 +214,7 @@ pub fn distance(got: &[f64], expected: &[f64]) -> f64 {
 fn round(value: f64, dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => bf16::from_f64(value).to_f64(),
+        DType::F8E4M3 => e4m3::value(e4m3::code(value)),
         _ => f64::from(value as f32),
     }
 }
@@ -211,6 +222,7 @@ fn round(value: f64, dtype: DType) -> f64 {
 fn encode(values: &[f64], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::BF16 => values.iter().flat_map(|value| bf16::from_f64(*value).to_ne_bytes()).collect(),
+        DType::F8E4M3 => values.iter().map(|value| e4m3::code(*value)).collect(),
         _ => values.iter().flat_map(|value| (*value as f32).to_ne_bytes()).collect(),
     }
 }
@@ -218,6 +230,7 @@ fn encode(values: &[f64], dtype: DType) -> Vec<u8> {
 fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_ne_bytes([b[0], b[1]]).to_f64()).collect(),
+        DType::F8E4M3 => bytes.iter().map(|code| e4m3::value(*code)).collect(),
         _ => {
             let word = |b: &[u8]| f64::from(f32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
             bytes.chunks_exact(4).map(word).collect()
@@ -249,7 +262,9 @@ pub fn check_at<M: Memory>(
             let seed = seed.wrapping_mul(1000).wrapping_add(i as u64);
             outcomes.extend(check_embed(bench, 97, 201, tokens, activation, seed));
             outcomes.extend(check_rms_norm(bench, 2880, tokens, activation, seed));
-            outcomes.extend(check_rope(bench, tokens, activation, seed));
+            for kv in [activation, DType::F8E4M3] {
+                outcomes.extend(check_rope(bench, tokens, activation, kv, seed));
+            }
             for shape in GemmShape::awkward(tokens, activation) {
                 outcomes.extend(check_gemm(bench, &shape, seed));
             }

@@ -5,7 +5,7 @@ use crate::ops::{
     ExpertWeights, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc,
     RouteArgs, RouteDesc,
 };
-use crate::{DType, Layout, OpArgs, OpDesc, RepackSource, Support};
+use crate::{DType, Layout, OpArgs, OpDesc, OpKind, RepackSource, Support};
 
 /// Router. Ids must be those of the reference wherever no two logits are close.
 pub fn check_route<M: Memory>(
@@ -16,6 +16,9 @@ pub fn check_route<M: Memory>(
     activation: DType,
     seed: u64,
 ) -> Vec<Outcome> {
+    if !bench.wants(OpKind::Route) {
+        return Vec::new();
+    }
     let top_k = 4.min(experts);
     let desc = OpDesc::Route(RouteDesc { hidden, experts, top_k, activation });
     let case =

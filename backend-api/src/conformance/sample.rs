@@ -2,7 +2,7 @@
 
 use super::{Bench, Memory, Outcome, Random};
 use crate::ops::{LogitEdit, SampleArgs, SampleDesc, SampleRow};
-use crate::{DType, OpArgs, OpDesc, Support};
+use crate::{DType, OpArgs, OpDesc, OpKind, Support};
 
 /// Scores closer than this may be drawn either way.
 const CLOSE: f64 = 1e-4;
@@ -125,6 +125,9 @@ fn reference(row: &SampleRow, logits: &[f64], edits: &[LogitEdit], mask: &[u32],
 
 /// Sampling: tokens must be the reference's, log-probabilities within the bound.
 pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: u64) -> Vec<Outcome> {
+    if !bench.wants(OpKind::Sample) {
+        return Vec::new();
+    }
     let SampleShape { desc, rows, spread } = shape.clone();
     let op = OpDesc::Sample(desc);
     let case = format!("sample {desc:?} rows={rows} spread={spread} seed={seed}");

@@ -2,6 +2,9 @@
 //!
 //! A KV plane is `[block][K|V][kv_head][token in block][D]`. Window and full layers share planes: block ids are unique
 //! over both.
+//!
+//! An FP8 plane holds E4M3 codes (no infinities, largest 448): value = code * scale of its head, 1 where no scales are given.
+//! What does not fit becomes the largest code of its sign.
 
 use crate::DType;
 
@@ -40,7 +43,7 @@ pub struct RopeKvWriteArgs {
     pub inverse_frequencies: u64,
     /// The layer's KV plane.
     pub kv: u64,
-    /// FP8 only: `[2, kv_heads]` float32, scale of K and V; optional.
+    /// FP8 only: `[2, kv_heads]` float32, scale of K and V; optional: 1.
     pub kv_scales: u64,
     /// `T`.
     pub tokens: u32,
@@ -68,6 +71,9 @@ pub struct AttentionDesc {
     pub kv: DType,
     /// Multiplies `q·k`.
     pub scale: f32,
+    /// 1: every sequence of a launch has exactly one query row. 0: any number, also a mix. A step that only decodes, or the
+    /// decoding part of a mixed one, is launched under the first description, everything else under the second.
+    pub single: u32,
 }
 
 /// Arguments of [`AttentionDesc`].
@@ -80,7 +86,8 @@ pub struct AttentionArgs {
     pub q_stride: u32,
     /// `S`.
     pub sequences: u32,
-    /// `[S + 1]` u32: rows of sequence s are `query_starts[s]..query_starts[s + 1]`.
+    /// `[S + 1]` u32, ascending, the last at most `tokens`: rows of sequence s are `query_starts[s]..query_starts[s + 1]`.
+    /// The first need not be 0: a launch may do a part of a step's sequences, and leaves the rows of the others alone.
     pub query_starts: u64,
     /// `[S]` u32: tokens in the cache, the queries' own included. Query j of n sits at position `kv_len - n + j`.
     pub kv_lens: u64,
@@ -90,9 +97,9 @@ pub struct AttentionArgs {
     pub table_stride: u32,
     /// Most query rows of one sequence.
     pub max_query: u32,
-    /// Largest of `kv_lens`.
+    /// No `kv_lens` is larger. Under a captured launch lengths may change up to it.
     pub max_kv: u32,
-    /// `T`: query rows.
+    /// `T`: rows of `q` and `out`, those of sequences that are not in this launch included.
     pub tokens: u32,
     /// `[S]` u32: logical index of the first block in the table (0 for full layers).
     pub first_blocks: u64,
@@ -100,7 +107,7 @@ pub struct AttentionArgs {
     pub sinks: u64,
     /// The layer's KV plane.
     pub kv: u64,
-    /// FP8 only: `[2, kv_heads]` float32; optional.
+    /// FP8 only: `[2, kv_heads]` float32; optional: 1.
     pub kv_scales: u64,
     /// `[T, heads * D]`.
     pub out: u64,

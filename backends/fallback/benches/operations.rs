@@ -188,6 +188,7 @@ impl Builder<'_> {
             activation,
             kv: activation,
             scale: 0.125,
+            single: 0,
         };
         let blocks = len.div_ceil(size);
         let tokens = queries * batch;

@@ -6,6 +6,7 @@ use crate::isa::neon::Neon;
 use crate::isa::{Core, Single, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{amx::Amx, amx::AmxSplit, avx2::Avx2, avx512::Avx512, avx512bf16::Dot};
+use crate::math::E4m3;
 use crate::memory::Arena;
 use crate::ops::{attention, dense, embed, experts, finalize, norm, rope, route, sample};
 use crate::pool::Pool;
@@ -99,10 +100,7 @@ fn activation(dtype: DType, what: &str) -> Result<(), String> {
 
 fn cache(kv: DType) -> Result<(), String> {
     match kv {
-        DType::F32 | DType::BF16 => Ok(()),
-        DType::F8E4M3 => {
-            no("an FP8 KV cache is not supported on CPUs yet; use --kv-cache-dtype bf16 or auto")
-        }
+        DType::F32 | DType::BF16 | DType::F8E4M3 => Ok(()),
         other => no(format!("a KV cache of type {other} is not supported on CPUs")),
     }
 }
@@ -289,6 +287,7 @@ impl KernelBackend for Fallback {
                 (OpDesc::RopeKvWrite(desc), OpArgs::RopeKvWrite(args)) => {
                     with_core!(self.isa, desc.activation, |C, A| match desc.kv {
                         DType::BF16 => rope::launch::<Vectors<C>, A, u16>(pool, desc, args),
+                        DType::F8E4M3 => rope::launch::<Vectors<C>, A, E4m3>(pool, desc, args),
                         _ => rope::launch::<Vectors<C>, A, f32>(pool, desc, args),
                     });
                     Ok(())
@@ -296,6 +295,7 @@ impl KernelBackend for Fallback {
                 (OpDesc::Attention(desc), OpArgs::Attention(args)) => {
                     with_core!(self.isa, desc.activation, |C, A| match desc.kv {
                         DType::BF16 => attention::launch::<Vectors<C>, A, u16>(pool, desc, args, space),
+                        DType::F8E4M3 => attention::launch::<Vectors<C>, A, E4m3>(pool, desc, args, space),
                         _ => attention::launch::<Vectors<C>, A, f32>(pool, desc, args, space),
                     })
                 }

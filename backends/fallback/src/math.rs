@@ -77,6 +77,38 @@ pub fn tree16(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
+/// A code of FP8 E4M3: 1 sign, 4 exponent, 3 mantissa bits, bias 7, no infinities. Only caches hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+impl Activation for E4m3 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        let code = u32::from(self.0);
+        // Exponent and mantissa in float32's places, then the difference of the biases; exact, subnormal codes too.
+        let magnitude = f32::from_bits((code & 0x7f) << 20) * f32::from_bits((127 + 120) << 23);
+        let magnitude = if code & 0x7f == 0x7f { f32::NAN } else { magnitude };
+        f32::from_bits(magnitude.to_bits() | (code & 0x80) << 24)
+    }
+
+    /// To nearest, ties to even; beyond 448 the largest code, a NaN stays one.
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let magnitude = f32::from_bits(bits & 0x7fff_ffff);
+        let capped = if magnitude > 448.0 { 448.0 } else { magnitude };
+        // Below the smallest normal code, 2^-6, codes are steps of 2^-9: adding 2^14 leaves just those in the mantissa.
+        let small = (capped + 16384.0).to_bits() & 0xf;
+        let bits_of = capped.to_bits();
+        let normal =
+            (bits_of.wrapping_add(0x7_ffff + (bits_of >> 20 & 1)) >> 20).wrapping_sub((127 - 7) << 3);
+        let code = if capped < 0.015_625 { small } else { normal };
+        let code = if value.is_nan() { 0x7f } else { code };
+        Self((code | bits >> 24 & 0x80) as u8)
+    }
+}
+
 /// An activation type: float32 or bfloat16 bits.
 pub trait Activation: Copy + Send + Sync + 'static {
     /// To float32.
@@ -122,6 +154,34 @@ mod tests {
         }
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn e4m3_codes_survive_and_what_lies_between_goes_to_the_nearest() {
+        let magnitudes: Vec<f32> = (0..0x7f).map(|code| E4m3(code).to_f32()).collect();
+        assert_eq!(
+            [magnitudes[0], magnitudes[1], magnitudes[8], magnitudes[0x38]],
+            [0.0, 1.0 / 512.0, 1.0 / 64.0, 1.0]
+        );
+        assert_eq!(magnitudes[0x7e], 448.0);
+        for (code, pair) in magnitudes.windows(2).enumerate() {
+            let code = code as u8;
+            let middle = (pair[0] + pair[1]) / 2.0;
+            let even = code + code % 2;
+            for (value, expected) in [
+                (pair[0], code),
+                (middle.next_down(), code),
+                (middle, even),
+                (middle.next_up(), code + 1),
+                (pair[1], code + 1),
+            ] {
+                assert_eq!(E4m3::from_f32(value).0, expected, "{value}");
+                assert_eq!(E4m3::from_f32(-value).0, expected | 0x80, "{value}");
+            }
+        }
+        assert_eq!(E4m3::from_f32(f32::INFINITY).0, 0x7e);
+        assert_eq!(E4m3::from_f32(-1e30).0, 0xfe);
+        assert!(E4m3::from_f32(f32::NAN).to_f32().is_nan() && E4m3(0xff).to_f32().is_nan());
     }
 
     #[test]

@@ -12,7 +12,7 @@ fn every_operation_on_every_instruction_set_is_within_its_bound() {
     let mut checked = 0;
     for isa in Isa::available() {
         let backend = Fallback::with_isa(HostServices::inline(), isa).expect("the set is available");
-        let mut bench = Bench { backend: &backend, memory: HostMemory::default() };
+        let mut bench = Bench { backend: &backend, memory: HostMemory::default(), only: vec![] };
         let mut worst = std::collections::BTreeMap::new();
         let mut failures = Vec::new();
         for outcome in check_all(&mut bench, seed, 1) {

@@ -289,6 +289,7 @@ proptest! {
             activation,
             kv,
             scale: 0.125,
+            single: 0,
         };
         let sequence = Sequence::new(desc, len, seed);
         let others: Vec<(u32, u32)> =

@@ -1,14 +1,22 @@
 //! The backend for few tokens: kernels that stream weights at memory speed.
 //!
-//! Two operations: the whole mixture of experts as one (norm, router, top-4, experts, sum), and dense products. Both have
-//! kernels for up to 64 tokens. More tokens are done all the same, experts in pieces of 64 and products by the portable kernel,
-//! so that a forced `--moe-backend trtllm-gen` runs any step; the tuner will rather take another backend there.
+//! The whole mixture of experts as one (norm, router, top-4, experts, sum), and dense products: kernels for up to 64 tokens. More
+//! tokens are done all the same, experts in pieces of 64 and products by the portable kernel, so that a forced
+//! `--moe-backend trtllm-gen` runs any step; the tuner will rather take another backend there.
+//!
+//! Attention of single queries, split over blocks along the keys, for any number of sequences; other attention by the portable
+//! kernel, so that `--attention-backend trtllm-gen` runs any step. Rotary embedding with the KV write, for any number of tokens.
+//! Both take caches in bfloat16 and E4M3.
 //!
 //! It refuses experts without their router and sum: its kernel has all of it inside. Repacking is the `fallback`'s.
 //!
-//! Invariant: the first 4096 bytes of the experts' workspace are zero between launches (see `Launch::workspace`).
+//! Invariant: the first 4096 bytes of the experts' and of attention's workspace are zero between launches (see
+//! `Launch::workspace`).
 
-use gossamer_backend_api::ops::{ExpertsDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc};
+use gossamer_backend_api::ops::{
+    AttentionArgs, AttentionDesc, ExpertsDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc,
+    RopeKvWriteDesc,
+};
 use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
     Support, Tactic,
@@ -70,6 +78,32 @@ fn check_gemm(desc: &GemmDesc) -> Result<(), String> {
     })
 }
 
+fn check_heads(
+    activation: DType,
+    kv: DType,
+    (heads, kv_heads): (u32, u32),
+    (head_dim, block_size): (u32, u32),
+) -> Result<(), String> {
+    need(activation == DType::BF16, || format!("activations are bfloat16, not {activation}"))?;
+    need(matches!(kv, DType::BF16 | DType::F8E4M3), || format!("no cache of type {kv}"))?;
+    need(head_dim == 64 && block_size == 64, || {
+        format!("heads of 64 and blocks of 64 tokens, not {head_dim} and {block_size}")
+    })?;
+    let whole = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
+    need(whole && heads / kv_heads <= 8, || {
+        format!("at most 8 whole query heads per KV head, not {heads} for {kv_heads}")
+    })
+}
+
+fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
+    check_heads(desc.activation, desc.kv, (desc.heads, desc.kv_heads), (desc.head_dim, desc.block_size))?;
+    need(desc.scale > 0.0, || format!("a positive scale, not {}", desc.scale))
+}
+
+fn check_rope(desc: &RopeKvWriteDesc) -> Result<(), String> {
+    check_heads(desc.activation, desc.kv, (desc.heads, desc.kv_heads), (desc.head_dim, desc.block_size))
+}
+
 /// Whether the streaming kernel takes the shape.
 fn streams(desc: &GemmDesc) -> bool {
     let whole_strips = desc.out_features.iter().all(|rows| rows.is_multiple_of(16));
@@ -85,6 +119,8 @@ impl FewTokens {
         match desc {
             OpDesc::FusedMoe(desc) => check_experts(&desc.experts),
             OpDesc::Gemm(desc) => check_gemm(desc),
+            OpDesc::Attention(desc) => check_attention(desc),
+            OpDesc::RopeKvWrite(desc) => check_rope(desc),
             OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::Finalize(_) => {
                 Err("the experts' kernel has router and sum inside; only the fused form is supported"
                     .to_owned())
@@ -237,6 +273,24 @@ unsafe fn launch_gemm(desc: &GemmDesc, args: &GemmArgs, launch: &Launch) -> Resu
     Ok(())
 }
 
+/// # Safety
+/// As `KernelBackend::launch`.
+unsafe fn launch_attention(
+    desc: &AttentionDesc,
+    args: &AttentionArgs,
+    launch: &Launch,
+) -> Result<(), BackendError> {
+    let space = (launch.workspace, launch.workspace_bytes);
+    // SAFETY: handed on; the launcher compares the workspace with what it needs.
+    let status = unsafe {
+        match desc.single {
+            1 => kernels::decode_attention(desc, args, space, launch.stream),
+            _ => kernels::portable_attention(desc, args, launch.stream),
+        }
+    };
+    status.into_result("launch")
+}
+
 impl KernelBackend for FewTokens {
     fn name(&self) -> &str {
         "trtllm-gen"
@@ -272,6 +326,11 @@ impl KernelBackend for FewTokens {
                     false => vec![portable],
                 }
             }
+            OpDesc::Attention(desc) => {
+                let name = if desc.single == 1 { "split-kv" } else { "portable" };
+                vec![tactic(0, name.to_owned(), Layout::CHECKPOINT)]
+            }
+            OpDesc::RopeKvWrite(_) => vec![tactic(0, "warps".to_owned(), Layout::CHECKPOINT)],
             _ => Vec::new(),
         }
     }
@@ -280,6 +339,7 @@ impl KernelBackend for FewTokens {
         match desc {
             OpDesc::FusedMoe(desc) => moe_space(desc, tokens).bytes,
             OpDesc::Gemm(desc) => kernels::gemm_workspace(desc, tokens),
+            OpDesc::Attention(desc) if desc.single == 1 => kernels::decode_workspace(desc, tokens),
             _ => 0,
         }
     }
@@ -308,6 +368,10 @@ impl KernelBackend for FewTokens {
             match (desc, &launch.args) {
                 (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
                 (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => launch_gemm(desc, args, launch),
+                (OpDesc::Attention(desc), OpArgs::Attention(args)) => launch_attention(desc, args, launch),
+                (OpDesc::RopeKvWrite(desc), OpArgs::RopeKvWrite(args)) => {
+                    kernels::rope_kv(desc, args, launch.stream).into_result("launch")
+                }
                 _ => Err(BackendError::failed("launch", "this operation is not supported here")),
             }
         }
@@ -365,6 +429,40 @@ mod tests {
         let Support::No(reason) = backend.supports(&desc) else { panic!("expected a refusal") };
         assert!(reason.contains("CUDA"), "{reason}");
         assert!(backend.tactics(&desc, 1).is_empty());
+    }
+
+    #[test]
+    fn attention_is_taken_at_any_count_and_refused_by_heads_and_types() {
+        let backend = FewTokens { unusable: None };
+        let desc = AttentionDesc {
+            heads: 64,
+            kv_heads: 8,
+            head_dim: 64,
+            block_size: 64,
+            window: 128,
+            sinks: 1,
+            activation: DType::BF16,
+            kv: DType::F8E4M3,
+            scale: 0.125,
+            single: 1,
+        };
+        for (single, name) in [(1, "split-kv"), (0, "portable")] {
+            for tokens in [1, 64, 8192] {
+                let tactics = backend.tactics(&OpDesc::Attention(AttentionDesc { single, ..desc }), tokens);
+                assert_eq!(tactics.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), [name], "{tokens}");
+            }
+        }
+        let refused = [
+            AttentionDesc { heads: 72, ..desc },
+            AttentionDesc { heads: 60, ..desc },
+            AttentionDesc { head_dim: 128, ..desc },
+            AttentionDesc { block_size: 16, ..desc },
+            AttentionDesc { kv: DType::F32, ..desc },
+            AttentionDesc { activation: DType::F32, ..desc },
+        ];
+        for desc in refused {
+            assert_ne!(backend.supports(&OpDesc::Attention(desc)), Support::Yes, "{desc:?}");
+        }
     }
 
     #[test]

@@ -9,19 +9,26 @@
 //
 // Invariant: keys and values outside [first, length) never reach a sum, whatever bits they hold.
 // Invariant: partial results are combined in split order by whichever block arrives last: repeatable.
-// Refuses: other than 8 query heads a KV head, head size 64, blocks of 64.
+// Invariant: how many splits a sequence has depends on its own length and on what the launch was given; the grid, on the latter
+// alone. So a captured launch stays right when lengths change, as long as none passes `max_kv`.
+// Refuses: more than 8 query heads a KV head, other than head size 64 and blocks of 64.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "gossamer/decode.h"
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
 
 namespace gossamer::attention {
 namespace {
 
+// kHeads: query heads that a KV head may have; rows of a fragment beyond those there are hold zeros.
 constexpr int kHeads = 8, kDim = 64, kPage = 64, kTile = 16;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kMaxSplits = 64;
+// Counters of arrivals come first in the workspace, in the part that starts as zeros.
+constexpr size_t kCounterBytes = 4096;
+constexpr int kMaxRows = kCounterBytes / sizeof(int);  // rows that may be split
 constexpr int kPartial = kHeads * (kDim + 2);  // floats: output sums, then maximum and sum of each head
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -128,7 +135,8 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
       ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
   }
   // Lengths and block tables come with the step, long before this layer; q and this token's keys do not.
-  const int length = p.lengths[token];
+  const int length = p.lengths[token], first_page = p.first_blocks ? p.first_blocks[token] : 0;
+  const size_t out_row = p.query_starts ? p.query_starts[token] : token;
   const int first = p.window > 0 ? max(0, length - p.window) : 0;
   const int tile_first = first / kTile, tiles = (length + kTile - 1) / kTile - tile_first;
   // At least one tile a warp before a further split pays.
@@ -140,8 +148,11 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
 
   Query q;
   {
-    const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.q) + static_cast<size_t>(token) * p.q_stride + (head * kHeads + g) * kDim;
-    if constexpr (kFp8) {
+    const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.q) + out_row * p.q_stride + (head * p.group + g) * kDim;
+    if (g >= p.group) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) q.a[s][0] = q.a[s][1] = 0;
+    } else if constexpr (kFp8) {
       const uint4 w[2] = {__ldcg(reinterpret_cast<const uint4*>(at + 16 * t)), __ldcg(reinterpret_cast<const uint4*>(at + 16 * t) + 1)};
       const __nv_bfloat162* x = reinterpret_cast<const __nv_bfloat162*>(w);
 #pragma unroll
@@ -160,11 +171,11 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
       }
     }
   }
-  const float scale = p.scale * kLog2e * (kFp8 ? p.kv_scales[head] : 1.f);
+  const float scale = p.scale * kLog2e * (kFp8 && p.kv_scales ? p.kv_scales[head] : 1.f);
   constexpr size_t kElement = kFp8 ? 1 : 2, kRun = kPage * kDim * kElement;  // one head's K or V of a page
   const uint8_t* const kv = static_cast<const uint8_t*>(p.kv) + head * kRun;
   const size_t values_at = p.kv_heads * kRun;
-  const int* const table = p.block_tables + static_cast<size_t>(token) * p.max_blocks;
+  const int* const table = p.block_tables + static_cast<size_t>(token) * p.max_blocks - first_page;
   auto page_of = [&](int tile) { return tile < end ? __ldg(table + tile / (kPage / kTile)) : 0; };
   auto request = [&](Tile<kFp8>& to, int tile, int page) {
     if (tile >= end) return;
@@ -262,8 +273,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
   const int row = token * p.kv_heads + head;
   if (splits > 1) {
     int* const counters = static_cast<int*>(p.workspace);
-    float* const rows = reinterpret_cast<float*>(counters + p.tokens * p.kv_heads);
-    float* const partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(rows) + 255) / 256 * 256) + static_cast<size_t>(row) * kMaxSplits * kPartial;
+    float* const partials = reinterpret_cast<float*>(static_cast<uint8_t*>(p.workspace) + kCounterBytes) + static_cast<size_t>(row) * splits_most * kPartial;
     float* const at = partials + split * kPartial;
     __stcg(reinterpret_cast<float2*>(at + h * kDim + d), y);
     if (lane == 0) __stcg(reinterpret_cast<float2*>(at + kHeads * kDim + 2 * h), make_float2(block_max, block_sum));
@@ -305,22 +315,23 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
       }
     }
   }
+  if (h >= p.group) return;
   // The sink joins the denominator once.
   if (p.sinks && block_max != -INFINITY) {
-    const float sink = __bfloat162float(static_cast<const __nv_bfloat16*>(p.sinks)[head * kHeads + h]) * kLog2e;
+    const float sink = __bfloat162float(static_cast<const __nv_bfloat16*>(p.sinks)[head * p.group + h]) * kLog2e;
     const float most = fmaxf(block_max, sink), f = exp2f(block_max - most);
     block_sum = fmaf(block_sum, f, exp2f(sink - most));
     y.x *= f;
     y.y *= f;
   }
-  const float factor = block_sum > 0.f ? (kFp8 ? p.kv_scales[p.kv_heads + head] : 1.f) / block_sum : 0.f;
-  *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + (static_cast<size_t>(token) * p.kv_heads * kHeads + head * kHeads + h) * kDim + d) =
+  const float factor = block_sum > 0.f ? (kFp8 && p.kv_scales ? p.kv_scales[p.kv_heads + head] : 1.f) / block_sum : 0.f;
+  *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + (out_row * p.kv_heads * p.group + head * p.group + h) * kDim + d) =
       __floats2bfloat162_rn(y.x * factor, y.y * factor);
 }
 
 // A warp takes one head of one token: lane i the pair (i, i + 32).
 __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ GossamerRopeKvArgs p) {
-  const int lane = threadIdx.x & 31, heads = p.kv_heads * (kHeads + 2);
+  const int lane = threadIdx.x & 31, heads = p.kv_heads * (p.group + 2);
   const int unit = blockIdx.x * 8 + threadIdx.x / 32;
   ptx::launch_dependents();
   if (unit >= p.tokens * heads) return;
@@ -331,11 +342,11 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
   sincosf(position * frequency, &sine, &cosine);
   sine *= p.attention_scaling;
   cosine *= p.attention_scaling;
-  const int page = p.block_tables[static_cast<size_t>(token) * p.max_blocks + position / kPage];
+  const uint64_t slot = p.slots[token];
   ptx::dependency_wait();
   __nv_bfloat16* const x = static_cast<__nv_bfloat16*>(p.qkv) + (static_cast<size_t>(token) * heads + head) * kDim;
   float a = __bfloat162float(x[lane]), b = __bfloat162float(x[lane + 32]);
-  const int q_heads = p.kv_heads * kHeads, value = head >= q_heads + p.kv_heads;
+  const int q_heads = p.kv_heads * p.group, value = head >= q_heads + p.kv_heads;
   if (!value) {
     const float rotated = a * cosine - b * sine;
     b = b * cosine + a * sine;
@@ -347,9 +358,9 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
     return;
   }
   const int kv_head = (head - q_heads) % p.kv_heads;
-  const size_t at = ((static_cast<size_t>(page) * 2 + value) * p.kv_heads + kv_head) * (kPage * kDim) + position % kPage * kDim + lane;
+  const size_t at = ((slot / kPage * 2 + value) * p.kv_heads + kv_head) * (kPage * kDim) + slot % kPage * kDim + lane;
   if (p.fp8) {
-    const float inverse = 1.f / p.kv_scales[value * p.kv_heads + kv_head];
+    const float inverse = p.kv_scales ? 1.f / p.kv_scales[value * p.kv_heads + kv_head] : 1.f;
     const uint16_t codes = ptx::floats_to_e4m3(a * inverse, b * inverse);
     static_cast<uint8_t*>(p.kv)[at] = codes & 0xFF;
     static_cast<uint8_t*>(p.kv)[at + 32] = codes >> 8;
@@ -362,35 +373,104 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
 }  // namespace
 }  // namespace gossamer::attention
 
-extern "C" size_t gossamer_decode_attention_workspace(int tokens, int kv_heads) {
+namespace {
+
+// Blocks a row (token, KV head) at most.
+int splits_of(const GossamerDecodeAttentionArgs& p) {
   using namespace gossamer::attention;
-  return static_cast<size_t>(tokens) * kv_heads * (sizeof(int) + sizeof(float) * kMaxSplits * kPartial) + 512;
+  const int rows = p.tokens * p.kv_heads;
+  if (rows > kMaxRows) return 1;
+  int splits = p.splits;
+  if (!splits) {  // few rows: all blocks in one wave, two a multiprocessor; many rows: two waves even out
+    splits = (rows <= gossamer::multiprocessors() / 2 ? 2 : 4) * gossamer::multiprocessors() / rows;
+    splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
+  }
+  // Blocks beyond those that the longest row can use would only start and end.
+  const int keys = p.window > 0 && (p.max_kv == 0 || p.window < p.max_kv) ? p.window + kTile : p.max_kv;
+  const int useful = keys ? ((keys + kTile - 1) / kTile + 2 * kWarps - 1) / (2 * kWarps) : kMaxSplits;
+  return splits > useful ? useful : splits;
 }
 
-extern "C" int gossamer_decode_attention(const GossamerDecodeAttentionArgs* p, cudaStream_t stream) {
+}  // namespace
+
+extern "C" size_t gossamer_decode_attention_workspace(int tokens, int kv_heads, int splits) {
+  using namespace gossamer::attention;
+  // By the launcher's own choice, rows times splits are at most four blocks a multiprocessor.
+  const size_t partials = splits ? static_cast<size_t>(tokens) * kv_heads * splits : 4 * gossamer::multiprocessors();
+  return kCounterBytes + sizeof(float) * kPartial * partials;
+}
+
+extern "C" int gossamer_decode_attention(const GossamerDecodeAttentionArgs* args, cudaStream_t stream) {
   using namespace gossamer;
   using namespace gossamer::attention;
-  if (p->tokens < 1 || p->kv_heads < 1 || p->max_blocks < 1 || p->q_stride % 8 || p->splits < 0 || p->splits > kMaxSplits || (p->fp8 && !p->kv_scales) ||
-      p->workspace_bytes < gossamer_decode_attention_workspace(p->tokens, p->kv_heads))
+  GossamerDecodeAttentionArgs p = *args;
+  if (!p.group) p.group = kHeads;
+  if (p.tokens < 1 || p.tokens > 65535 || p.kv_heads < 1 || p.group < 1 || p.group > kHeads || p.max_blocks < 1 || p.q_stride % 8 || p.splits < 0 || p.splits > kMaxSplits ||
+      reinterpret_cast<uintptr_t>(p.q) % 16)
     return GOSSAMER_BAD_SHAPE;
   if (!multiprocessors()) return GOSSAMER_NOT_PREPARED;
-  int splits = p->splits;
-  if (!splits) {  // few rows: all blocks in one wave, two a multiprocessor; many rows: two waves even out
-    const int rows = p->tokens * p->kv_heads;
-    splits = (rows <= multiprocessors() / 2 ? 2 : 4) * multiprocessors() / rows;
-    splits = splits < 1 ? 1 : splits;
-    splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
-    const int useful = p->window > 0 ? (p->window / kTile + 1 + 2 * kWarps - 1) / (2 * kWarps) : kMaxSplits;
-    if (splits > useful) splits = useful;
-  }
-  const dim3 grid(splits, p->kv_heads, p->tokens);
-  return launch(p->fp8 ? decode_kernel<true> : decode_kernel<false>, grid, dim3(kThreads), 0, stream, true, *p, splits);
+  const int splits = splits_of(p);
+  if (splits > 1 && p.workspace_bytes < kCounterBytes + sizeof(float) * kPartial * p.tokens * p.kv_heads * splits) return GOSSAMER_BAD_SHAPE;
+  const dim3 grid(splits, p.kv_heads, p.tokens);
+  return launch(p.fp8 ? decode_kernel<true> : decode_kernel<false>, grid, dim3(kThreads), 0, stream, true, p, splits);
 }
 
-extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* p, cudaStream_t stream) {
+extern "C" int gossamer_decode_attention_op(const GossamerAttentionDesc* d, const GossamerAttentionArgs* a, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+  if (!d->single || d->head_dim != 64 || d->block_size != 64 || !d->kv_heads || d->heads % d->kv_heads || d->activation != GOSSAMER_BF16 ||
+      (d->kv != GOSSAMER_BF16 && d->kv != GOSSAMER_F8E4M3) || (d->kv == GOSSAMER_BF16 && a->kv_scales))
+    return GOSSAMER_BAD_SHAPE;
+  if (!a->sequences) return GOSSAMER_OK;
+  const auto address = [](uint64_t at) { return reinterpret_cast<const void*>(at); };
+  GossamerDecodeAttentionArgs p = {};
+  p.q = address(a->q);
+  p.kv = address(a->kv);
+  p.query_starts = static_cast<const unsigned*>(address(a->query_starts));
+  p.first_blocks = static_cast<const int*>(address(a->first_blocks));
+  p.block_tables = static_cast<const int*>(address(a->block_tables));
+  p.lengths = static_cast<const int*>(address(a->kv_lens));
+  p.sinks = d->sinks ? address(a->sinks) : nullptr;
+  p.kv_scales = static_cast<const float*>(address(a->kv_scales));
+  p.out = reinterpret_cast<void*>(a->out);
+  p.workspace = workspace;
+  p.workspace_bytes = workspace_bytes;
+  p.scale = d->scale;
+  p.q_stride = static_cast<int>(a->q_stride);
+  p.tokens = static_cast<int>(a->sequences);
+  p.kv_heads = static_cast<int>(d->kv_heads);
+  p.group = static_cast<int>(d->heads / d->kv_heads);
+  p.max_blocks = static_cast<int>(a->table_stride);
+  p.max_kv = static_cast<int>(a->max_kv);
+  p.window = static_cast<int>(d->window);
+  p.fp8 = d->kv == GOSSAMER_F8E4M3;
+  return gossamer_decode_attention(&p, stream);
+}
+
+extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t stream) {
   using namespace gossamer;
   using namespace gossamer::attention;
-  if (p->tokens < 1 || p->kv_heads < 1 || p->max_blocks < 1 || (p->fp8 && !p->kv_scales)) return GOSSAMER_BAD_SHAPE;
-  const int units = p->tokens * p->kv_heads * (kHeads + 2);
-  return launch(rope_kv_kernel, dim3((units + 7) / 8), dim3(256), 0, stream, true, *p);
+  GossamerRopeKvArgs p = *args;
+  if (!p.group) p.group = kHeads;
+  const int64_t units = static_cast<int64_t>(p.tokens) * p.kv_heads * (p.group + 2);
+  if (p.tokens < 1 || p.kv_heads < 1 || p.group < 1 || units > INT32_MAX - 8) return GOSSAMER_BAD_SHAPE;
+  return launch(rope_kv_kernel, dim3((units + 7) / 8), dim3(256), 0, stream, true, p);
+}
+
+extern "C" int gossamer_rope_kv_op(const GossamerRopeKvWriteDesc* d, const GossamerRopeKvWriteArgs* a, cudaStream_t stream) {
+  if (d->head_dim != 64 || d->block_size != 64 || !d->kv_heads || d->heads % d->kv_heads || d->activation != GOSSAMER_BF16 ||
+      (d->kv != GOSSAMER_BF16 && d->kv != GOSSAMER_F8E4M3))
+    return GOSSAMER_BAD_SHAPE;
+  if (!a->tokens) return GOSSAMER_OK;
+  GossamerRopeKvArgs p = {};
+  p.qkv = reinterpret_cast<void*>(a->qkv);
+  p.positions = reinterpret_cast<const int*>(a->positions);
+  p.slots = reinterpret_cast<const uint64_t*>(a->slots);
+  p.inv_freq = reinterpret_cast<const float*>(a->inverse_frequencies);
+  p.kv = reinterpret_cast<void*>(a->kv);
+  p.kv_scales = reinterpret_cast<const float*>(a->kv_scales);
+  p.attention_scaling = d->magnitude;
+  p.tokens = static_cast<int>(a->tokens);
+  p.kv_heads = static_cast<int>(d->kv_heads);
+  p.group = static_cast<int>(d->heads / d->kv_heads);
+  p.fp8 = d->kv == GOSSAMER_F8E4M3;
+  return gossamer_rope_kv(&p, stream);
 }

@@ -67,13 +67,16 @@ void check(const std::vector<int>& lengths, int kv_heads, int window, bool fp8, 
   Device<uint16_t> d_bits(bits);
   Device<uint8_t> d_codes(codes);
   void* cache = fp8 ? static_cast<void*>(d_codes.p) : d_bits.p;
-  std::vector<int> safe = table;  // rows of length 0 write nothing in the server; give them a spare page here
-  for (int i = 0; i < tokens; ++i)
-    if (safe[static_cast<size_t>(i) * max_blocks] < 0) safe[static_cast<size_t>(i) * max_blocks] = order[pages];
-  Device<int> d_table(safe), d_positions(positions), d_lengths(lengths);
+  std::vector<uint64_t> slots(tokens);
+  for (int i = 0; i < tokens; ++i) {
+    const int page = table[static_cast<size_t>(i) * max_blocks + positions[i] / kPage];
+    slots[i] = static_cast<uint64_t>(page < 0 ? order[pages] : page) * kPage + positions[i] % kPage;  // rows of length 0 get a spare page
+  }
+  Device<uint64_t> d_slots(slots);
+  Device<int> d_table(table), d_positions(positions), d_lengths(lengths);
   Device<float> d_inv(inv), d_scales(scales);
   Device<bf16> d_qkv(qkv), d_sink(sink), out(static_cast<size_t>(tokens) * heads * kDim);
-  GossamerRopeKvArgs ra = {d_qkv.p, d_positions.p, d_inv.p, cache, d_table.p, d_scales.p, scaling, tokens, kv_heads, max_blocks, fp8};
+  GossamerRopeKvArgs ra = {d_qkv.p, d_positions.p, d_slots.p, d_inv.p, cache, d_scales.p, scaling, tokens, kv_heads, fp8, 8};
   REQUIRE_OK(gossamer_rope_kv(&ra, 0));
   CHECK(cudaDeviceSynchronize());
   const auto rotated = d_qkv.get();
@@ -133,15 +136,15 @@ void check(const std::vector<int>& lengths, int kv_heads, int window, bool fp8, 
       for (int pos = first; pos < lengths[i]; ++pos)
         for (int d = 0; d < kDim; ++d) ref[(static_cast<size_t>(i) * heads + h) * kDim + d] += s[pos - first] / sum * get(at(i, pos, 1, kh, d), scales[kv_heads + kh]);
     }
-  const size_t ws_bytes = gossamer_decode_attention_workspace(tokens, kv_heads);
+  const size_t ws_bytes = std::max(gossamer_decode_attention_workspace(tokens, kv_heads, 64), gossamer_decode_attention_workspace(tokens, kv_heads, 0));
   Device<uint8_t> ws(ws_bytes);
   ws.poison();
-  CHECK(cudaMemset(ws.p, 0, tokens * kv_heads * 4));
+  CHECK(cudaMemset(ws.p, 0, 4096));
   for (int splits : {0, 1, 3, 64}) {
     GossamerDecodeAttentionArgs a = {};
     a.q = d_qkv.p, a.kv = cache, a.block_tables = d_table.p, a.lengths = d_lengths.p, a.sinks = sinks ? d_sink.p : nullptr, a.kv_scales = fp8 ? d_scales.p : nullptr, a.out = out.p,
     a.workspace = ws.p, a.workspace_bytes = ws_bytes, a.scale = 0.125f, a.q_stride = width, a.tokens = tokens, a.kv_heads = kv_heads, a.max_blocks = max_blocks, a.window = window,
-    a.fp8 = fp8, a.splits = splits;
+    a.fp8 = fp8, a.splits = splits, a.max_kv = *std::max_element(lengths.begin(), lengths.end());
     out.poison();
     REQUIRE_OK(gossamer_decode_attention(&a, 0));
     const auto first = out.get();
@@ -182,14 +185,14 @@ void time_one(int tokens, int length, int window, bool fp8, int layers) {
   Device<bf16> q(static_cast<size_t>(tokens) * width), sinks(heads), out(static_cast<size_t>(tokens) * heads * kDim);
   fill_bf16(q.p, q.n, 1.f, 3);
   fill_bf16(sinks.p, sinks.n, 1.f, 4);
-  const size_t ws_bytes = gossamer_decode_attention_workspace(tokens, kv_heads);
+  const size_t ws_bytes = gossamer_decode_attention_workspace(tokens, kv_heads, 0);
   Device<uint8_t> ws(ws_bytes);
   CHECK(cudaMemset(ws.p, 0, ws_bytes));
   const double us = graph_time([&](cudaStream_t st) {
     for (int l = 0; l < layers; ++l) {
       GossamerDecodeAttentionArgs a = {};
       a.q = q.p, a.kv = kv[l], a.block_tables = d_table.p, a.lengths = d_lengths.p, a.sinks = sinks.p, a.kv_scales = scales.p, a.out = out.p, a.workspace = ws.p,
-      a.workspace_bytes = ws_bytes, a.scale = 0.125f, a.q_stride = width, a.tokens = tokens, a.kv_heads = kv_heads, a.max_blocks = used, a.window = window, a.fp8 = fp8;
+      a.workspace_bytes = ws_bytes, a.scale = 0.125f, a.q_stride = width, a.tokens = tokens, a.kv_heads = kv_heads, a.max_blocks = used, a.window = window, a.fp8 = fp8, a.max_kv = length;
       REQUIRE_OK(gossamer_decode_attention(&a, st));
     }
   });

@@ -2,7 +2,7 @@
 
 use gossamer_backend_api::ops::{
     AttentionArgs, AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc,
-    RmsNormArgs, RmsNormDesc,
+    RmsNormArgs, RmsNormDesc, RopeKvWriteArgs, RopeKvWriteDesc,
 };
 use std::ffi::{c_int, c_void};
 
@@ -114,6 +114,16 @@ launchers! {
     fn gossamer_moe_workspace(tokens: c_int, hidden: c_int, intermediate: c_int) -> usize = 0;
     fn gossamer_tiny_gemm(args: *const TinyGemmArgs, stream: u64) -> c_int = NOT_BUILT;
     fn gossamer_gather_rows(x: u64, rows: u64, out: u64, count: u32, row_bytes: u32, stream: u64) -> c_int = NOT_BUILT;
+    fn gossamer_portable_attention(desc: *const AttentionDesc, args: *const AttentionArgs, stream: u64) -> c_int = NOT_BUILT;
+    fn gossamer_rope_kv_op(desc: *const RopeKvWriteDesc, args: *const RopeKvWriteArgs, stream: u64) -> c_int = NOT_BUILT;
+    fn gossamer_decode_attention_workspace(tokens: c_int, kv_heads: c_int, splits: c_int) -> usize = 0;
+    fn gossamer_decode_attention_op(
+        desc: *const AttentionDesc,
+        args: *const AttentionArgs,
+        workspace: *mut c_void,
+        workspace_bytes: usize,
+        stream: u64,
+    ) -> c_int = NOT_BUILT;
     fn gossamer_grouped_workspace(desc: *const ExpertsDesc, tokens: u32, tactic: c_int) -> usize = 0;
     fn gossamer_grouped_prepare() -> c_int = NOT_BUILT;
     fn gossamer_prefill_attention_prepare() -> c_int = NOT_BUILT;

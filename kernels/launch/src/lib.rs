@@ -11,7 +11,7 @@ pub use ffi::{MoeArgs, RouterArgs, TinyGemmArgs, TopkArgs};
 
 use gossamer_backend_api::ops::{
     AttentionArgs, AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc,
-    RmsNormArgs, RmsNormDesc,
+    RmsNormArgs, RmsNormDesc, RopeKvWriteArgs, RopeKvWriteDesc,
 };
 use gossamer_backend_api::{BackendError, HostServices};
 use std::ffi::{c_int, c_void};
@@ -108,6 +108,10 @@ safe_names! {
     portable_gemm = gossamer_portable_gemm(desc: &GemmDesc, args: &GemmArgs);
     /// Weighted sum of expert outputs.
     finalize = gossamer_portable_finalize(desc: &FinalizeDesc, args: &FinalizeArgs);
+    /// Attention, portable: any number of queries.
+    portable_attention = gossamer_portable_attention(desc: &AttentionDesc, args: &AttentionArgs);
+    /// Rotary embedding and KV write.
+    rope_kv = gossamer_rope_kv_op(desc: &RopeKvWriteDesc, args: &RopeKvWriteArgs);
     /// Norm and router product for few tokens.
     router = gossamer_router(args: &RouterArgs);
     /// Top-4 of logits.
@@ -160,6 +164,29 @@ pub unsafe fn grouped_experts(
     Status::of(unsafe {
         let workspace = workspace as *mut c_void;
         ffi::gossamer_grouped_experts(desc, args, tactic as c_int, workspace, bytes as usize, stream)
+    })
+}
+
+/// Bytes of workspace of [`decode_attention`].
+pub fn decode_workspace(desc: &AttentionDesc, sequences: u32) -> u64 {
+    // SAFETY: plain arithmetic.
+    unsafe { ffi::gossamer_decode_attention_workspace(sequences as c_int, desc.kv_heads as c_int, 0) as u64 }
+}
+
+/// Attention of single queries, split along the keys.
+///
+/// # Safety
+/// As the other launchers; `workspace` holds `bytes`.
+pub unsafe fn decode_attention(
+    desc: &AttentionDesc,
+    args: &AttentionArgs,
+    (workspace, bytes): (u64, u64),
+    stream: u64,
+) -> Status {
+    // SAFETY: handed on.
+    Status::of(unsafe {
+        let workspace = workspace as *mut c_void;
+        ffi::gossamer_decode_attention_op(desc, args, workspace, bytes as usize, stream)
     })
 }
 

@@ -142,6 +142,7 @@ impl<'a> Builder<'a> {
             activation,
             kv: kv_type,
             scale: 1.0 / (head_dim as f32).sqrt(),
+            single: 0,
         };
         let sinks = self.normal(format!("{prefix}.self_attn.sinks"), &[heads], 0.0, 1.0);
         let out = self.activation(format!("attended.{layer}"), heads * head_dim);

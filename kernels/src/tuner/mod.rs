@@ -57,8 +57,8 @@ pub fn candidates(
                 .map(|tactic| Candidate { backend, tactic }),
         );
     }
-    if tokens <= FEW_TOKENS {
-        // Until something is measured: kernels made for few tokens come first where there are few.
+    if tokens <= FEW_TOKENS || matches!(desc, OpDesc::Attention(desc) if desc.single == 1) {
+        // Until something is measured: kernels made for few tokens come first where there are few, or few of each sequence.
         all.sort_by_key(|candidate| backends.list()[candidate.backend].name() != FEW_TOKENS_BACKEND);
     }
     match all.is_empty() {

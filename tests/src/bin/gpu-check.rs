@@ -1,8 +1,10 @@
 //! Checks and times a CUDA device without a Rust toolchain on it: carry this program and the backends there.
 //!
 //!     gpu-check golden BACKEND_DIR CHECKPOINT...      logits and tokens against the reference's, eager and captured
-//!     gpu-check conformance BACKEND_DIR               every operation and tactic against float64
-//!     gpu-check latency BACKEND_DIR MODEL_DIR [OUT]   times prefill and decoding with made-up or stored weights
+//!     gpu-check conformance BACKEND_DIR [OPERATION...]
+//!                                                     every operation, or those named, and tactic against float64
+//!     gpu-check latency BACKEND_DIR MODEL_DIR [OUT] [--kv fp8] [--attention NAME] [decode:BATCH:CONTEXT | prefill:TOKENS]...
+//!                                                     times prefill and decoding with made-up or stored weights
 //!
 //! Exits with 1 where something is off.
 #![allow(clippy::unwrap_used)]
@@ -13,7 +15,7 @@ mod common;
 use common::{Answer, Driver, Request, options};
 use gossamer_backend_api::conformance::{Bench, Memory, check_at};
 use gossamer_backend_api::loader;
-use gossamer_backend_api::{DType, HostServices, KernelBackend};
+use gossamer_backend_api::{DType, HostServices, KernelBackend, OpKind};
 use gossamer_config::{LoadFormat, ModelConfig};
 use gossamer_kernels::Backends;
 use gossamer_kernels::tuner::{CacheKey, KernelCache, SCHEMA};
@@ -43,6 +45,9 @@ struct GoldenCase {
 
 /// Most that a bfloat16 run may err relative to the reference's own.
 const BF16_FACTOR: f64 = 1.5;
+/// Logits with an E4M3 cache may differ from those with a bfloat16 one by this many times the error that a bfloat16 run of the
+/// reference makes, medians over the cases: a code has a sixteenth of bfloat16's steps, and only keys and values are codes.
+const FP8_CACHE_FACTOR: f64 = 10.0;
 /// Tokens are compared where the two best logits are further apart than this many times the noise of a logit.
 const NOISES: f64 = 4.0;
 
@@ -85,7 +90,18 @@ impl Device {
         options: &ModelOptions,
         capture_size: u32,
     ) -> Model {
-        let backends = Backends::new(list, None, None).unwrap();
+        self.model_with(list, None, directory, options, capture_size)
+    }
+
+    fn model_with(
+        &self,
+        list: Vec<Arc<dyn KernelBackend>>,
+        attention: Option<&str>,
+        directory: &Path,
+        options: &ModelOptions,
+        capture_size: u32,
+    ) -> Model {
+        let backends = Backends::new(list, None, attention).unwrap();
         let on_device = CudaOptions { capture_size };
         Model::open_cuda(&self.cuda, directory, options, &on_device, backends).unwrap()
     }
@@ -208,6 +224,23 @@ fn golden(device: &Device, directories: &[String]) -> bool {
         let tokens = |answers: &[Answer]| answers.iter().map(|a| a.tokens.clone()).collect::<Vec<_>>();
         let same = tokens(&answers) == tokens(&replayed) && tokens(&replayed) == tokens(&again);
         println!("{} {name} captured = eager", if same { "ok  " } else { "FAIL" });
+
+        let narrow = ModelOptions { kv: DType::F8E4M3, ..options.clone() };
+        let narrow = device.model(directory, &narrow, 8);
+        let halves = 2 * narrow.kv_bytes() == captured.model.kv_bytes();
+        let narrow = Driver::new(narrow).run(&requests, 8192, 8192);
+        let apart: Vec<f64> =
+            narrow.iter().zip(&answers).map(|(a, b)| relative_error(&a.logits, &b.logits)).collect();
+        let reference = median(golden.cases.iter().map(|case| case.bf16_last_rel_error).collect());
+        let error = median(apart.clone());
+        let within = error <= FP8_CACHE_FACTOR * reference && halves;
+        println!(
+            "{} {name} E4M3 cache: median {error:.4} from the bfloat16 one's logits, {:.1} x the reference's bfloat16 error (at most \
+             {FP8_CACHE_FACTOR}), {apart:.3?}; half the memory: {halves}",
+            if within { "ok  " } else { "FAIL" },
+            error / reference
+        );
+        fine &= within;
         drop(captured);
 
         // Alone, one step at a time: the same batches, hence the same numbers to the bit.
@@ -256,13 +289,20 @@ impl Memory for DeviceMemory {
     }
 }
 
-fn conformance(device: &Device) -> bool {
+fn conformance(device: &Device, operations: &[String]) -> bool {
+    let kind = |name: &String| {
+        OpKind::ALL.iter().copied().find(|kind| kind.label() == name).unwrap_or_else(|| {
+            let known: Vec<_> = OpKind::ALL.iter().map(|kind| kind.label()).collect();
+            panic!("expected an operation ({}), got {name}", known.join(", "))
+        })
+    };
+    let only: Vec<OpKind> = operations.iter().map(kind).collect();
     let fallback = device.list.iter().find(|backend| backend.name() == "fallback").unwrap();
     let mut fine = true;
     for backend in &device.list {
         let start = Instant::now();
         let memory = DeviceMemory { buffers: Vec::new(), fallback: fallback.clone() };
-        let mut bench = Bench { backend: &**backend, memory };
+        let mut bench = Bench { backend: &**backend, memory, only: only.clone() };
         let tokens = [1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300];
         let (mut passed, mut refused) = (0, 0);
         let mut worst = std::collections::BTreeMap::<String, f64>::new();
@@ -292,7 +332,49 @@ fn conformance(device: &Device) -> bool {
     fine
 }
 
-fn latency(device: &Device, directory: &Path, out: Option<&String>) -> bool {
+/// What to time, and how.
+#[derive(Default)]
+struct Timing {
+    out: Option<String>,
+    kv: Option<DType>,
+    attention: Option<String>,
+    cases: Vec<Case>,
+}
+
+impl Timing {
+    fn parse(arguments: &[String]) -> Self {
+        let mut timing = Self::default();
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            let parts: Vec<&str> = word.split(':').collect();
+            match parts[..] {
+                ["--kv"] => timing.kv = words.next().filter(|kv| *kv == "fp8").map(|_| DType::F8E4M3),
+                ["--attention"] => timing.attention = words.next().cloned(),
+                ["decode", batch, context] => timing
+                    .cases
+                    .push(Case::Decode { batch: batch.parse().unwrap(), context: context.parse().unwrap() }),
+                ["prefill", tokens] => timing.cases.push(Case::Prefill { tokens: tokens.parse().unwrap() }),
+                _ => timing.out = Some(word.clone()),
+            }
+        }
+        if timing.cases.is_empty() {
+            timing.cases = vec![
+                Case::Decode { batch: 1, context: 200 },
+                Case::Decode { batch: 4, context: 200 },
+                Case::Decode { batch: 16, context: 400 },
+                Case::Decode { batch: 64, context: 1500 },
+                Case::Decode { batch: 256, context: 300 },
+                Case::Prefill { tokens: 200 },
+                Case::Prefill { tokens: 2048 },
+                Case::Prefill { tokens: 8192 },
+            ];
+        }
+        timing
+    }
+}
+
+fn latency(device: &Device, directory: &Path, timing: &Timing) -> bool {
+    let out = timing.out.as_ref();
     let has_weights = std::fs::read_dir(directory)
         .unwrap()
         .any(|entry| entry.unwrap().path().extension().is_some_and(|e| e == "safetensors"));
@@ -303,10 +385,12 @@ fn latency(device: &Device, directory: &Path, out: Option<&String>) -> bool {
         max_model_len: Some(32768),
         num_blocks: None,
         memory_share: 0.9,
+        kv: timing.kv.unwrap_or(DType::BF16),
         ..options(DType::BF16, 8192)
     };
     let start = Instant::now();
-    let mut model = device.model(directory, &options, 256);
+    let mut model =
+        device.model_with(device.list.clone(), timing.attention.as_deref(), directory, &options, 256);
     let seconds = start.elapsed().as_secs_f64();
     println!("opened in {seconds:.2} s, {} KV blocks", model.info().num_blocks);
     let key = CacheKey {
@@ -326,18 +410,9 @@ fn latency(device: &Device, directory: &Path, out: Option<&String>) -> bool {
     }
     let roofs = Roofs { bytes_per_second: 4.63e12, float32_flops: 60e12, bfloat16_flops: Some(690e12) };
     let config = ModelConfig::load(directory).unwrap();
-    let cases = [
-        Case::Decode { batch: 1, context: 200 },
-        Case::Decode { batch: 4, context: 200 },
-        Case::Decode { batch: 16, context: 400 },
-        Case::Decode { batch: 64, context: 1500 },
-        Case::Decode { batch: 256, context: 300 },
-        Case::Prefill { tokens: 200 },
-        Case::Prefill { tokens: 2048 },
-        Case::Prefill { tokens: 8192 },
-    ];
+    let cases = &timing.cases;
     let mut measured = Vec::new();
-    for case in cases {
+    for case in cases.iter().copied() {
         let steps = if matches!(case, Case::Prefill { .. }) { 3 } else { 20 };
         match latency::measure(&mut model, &config, &roofs, case, 4, steps) {
             Ok(result) => {
@@ -365,9 +440,9 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let fine = match words[..] {
         ["golden", backends, _, ..] => golden(&Device::open(Path::new(backends)), &arguments[2..]),
-        ["conformance", backends] => conformance(&Device::open(Path::new(backends))),
+        ["conformance", backends, ..] => conformance(&Device::open(Path::new(backends)), &arguments[2..]),
         ["latency", backends, model, ..] => {
-            latency(&Device::open(Path::new(backends)), Path::new(model), arguments.get(3))
+            latency(&Device::open(Path::new(backends)), Path::new(model), &Timing::parse(&arguments[3..]))
         }
         _ => {
             eprintln!("usage: gpu-check golden|conformance|latency BACKEND_DIR [CHECKPOINT...]");

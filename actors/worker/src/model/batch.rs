@@ -6,6 +6,12 @@ use super::sampling::SampleInputs;
 use crate::slots::SlotTable;
 use gossamer_wire::{Run, WorkerInfo};
 
+/// Keys that a sequence of one query is measured over.
+const TUNED_CONTEXT: u32 = 2048;
+/// Most queries of a sequence that attention is measured with, and keys before them.
+const TUNED_CHUNK: u32 = 2048;
+const TUNED_BEFORE: u32 = 256;
+
 /// KV addressing of one group.
 #[derive(Debug, Default)]
 pub struct GroupInputs {
@@ -30,6 +36,8 @@ pub struct Batch {
     pub query_starts: Vec<u32>,
     /// `[S]`.
     pub kv_lens: Vec<u32>,
+    /// How many of the first sequences have one token.
+    pub singles: u32,
     /// Most tokens of one sequence.
     pub max_query: u32,
     /// Longest sequence.
@@ -54,6 +62,7 @@ impl Batch {
             self.positions.extend(run.start..end);
             self.query_starts.push(self.token_ids.len() as u32);
             self.kv_lens.push(end);
+            self.singles += u32::from(run.count == 1 && self.singles + 1 == self.kv_lens.len() as u32);
             self.max_query = self.max_query.max(run.count);
             self.max_kv = self.max_kv.max(end);
             for (group, table) in self.groups.iter_mut().zip(&slot.tables) {
@@ -97,6 +106,42 @@ impl Batch {
         self.sample.fill_greedy(samples);
     }
 
+    /// Fills the arrays with sequences to measure attention on: of one query each over `context` keys, or of as many queries
+    /// as a chunk of a prompt has over some that were there before. Block ids stay inside the pool.
+    pub fn fill_attention(&mut self, tokens: u32, single: bool, info: &WorkerInfo) {
+        self.clear(info.groups.len());
+        let block_size = info.block_size;
+        let mut next_block = 0;
+        while self.tokens() < tokens {
+            let left = tokens - self.tokens();
+            let (count, before) =
+                if single { (1, TUNED_CONTEXT) } else { (left.min(TUNED_CHUNK), TUNED_BEFORE) };
+            let count = count.min(info.max_model_len);
+            let end = (count + before).min(info.max_model_len);
+            self.token_ids.extend(std::iter::repeat_n(0, count as usize));
+            self.positions.extend(end - count..end);
+            self.query_starts.push(self.token_ids.len() as u32);
+            self.kv_lens.push(end);
+            (self.max_query, self.max_kv) = (self.max_query.max(count), self.max_kv.max(end));
+            for (group, shape) in self.groups.iter_mut().zip(&info.groups) {
+                let oldest = shape.window.map_or(0, |window| (end - count + 1).saturating_sub(window));
+                let first = oldest / block_size;
+                group.first_blocks.push(first);
+                group.stride = (TUNED_CONTEXT + TUNED_CHUNK).div_ceil(block_size).next_power_of_two();
+                let mut row: Vec<u32> = (0..end.div_ceil(block_size) - first)
+                    .map(|at| (next_block + at) % info.num_blocks)
+                    .collect();
+                next_block = (next_block + row.len() as u32) % info.num_blocks;
+                group.slots.extend((end - count..end).map(|position| {
+                    let block = row[(position / block_size - first) as usize];
+                    u64::from(block) * u64::from(block_size) + u64::from(position % block_size)
+                }));
+                row.resize(group.stride as usize, 0);
+                group.tables.extend(row);
+            }
+        }
+    }
+
     fn fill_tables(&mut self, slots: &SlotTable, runs: &[Run]) {
         for (index, group) in self.groups.iter_mut().enumerate() {
             // Few distinct strides: captured graphs are made for one each.
@@ -118,6 +163,7 @@ impl Batch {
             self.positions.push(0);
             self.query_starts.push(self.token_ids.len() as u32);
             self.kv_lens.push(1);
+            self.singles += u32::from(self.singles + 1 == self.kv_lens.len() as u32);
             for group in &mut self.groups {
                 group.slots.push(u64::from(scratch_block) * u64::from(block_size));
                 group.first_blocks.push(0);
@@ -134,7 +180,7 @@ impl Batch {
         self.query_starts.clear();
         self.query_starts.push(0);
         self.kv_lens.clear();
-        (self.max_query, self.max_kv) = (0, 0);
+        (self.singles, self.max_query, self.max_kv) = (0, 0, 0);
         self.groups.resize_with(groups, GroupInputs::default);
         for group in &mut self.groups {
             group.slots.clear();

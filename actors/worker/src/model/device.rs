@@ -16,7 +16,8 @@ use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinne
 use crate::executor::{ExecutorError, Progress};
 use gossamer_backend_api::ops::{LogitEdit, SampleRow};
 use gossamer_kernels::graph::Op;
-use gossamer_wire::{InputTokens, RankPlan, Run, SampledToken, StepPlan, StepResult};
+use gossamer_wire::{InputTokens, Run, SampledToken, StepPlan, StepResult};
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -267,7 +268,39 @@ struct Feeds {
     out: [Vec<u32>; 2],
 }
 
+/// Runs with one token first, else in order: attention takes those in a launch of their own.
+fn singles_first(runs: &[Run]) -> Cow<'_, [Run]> {
+    if runs.is_sorted_by_key(|run| run.count > 1) {
+        return Cow::Borrowed(runs);
+    }
+    let mut runs = runs.to_vec();
+    runs.sort_by_key(|run| run.count > 1);
+    Cow::Owned(runs)
+}
+
 impl Model {
+    /// Places of sequences to measure attention on; nothing may be in flight. `None`: they do not fit.
+    pub(super) fn attention_places(
+        &mut self,
+        steps: &Steps,
+        tokens: u32,
+        single: u32,
+    ) -> Result<Option<Places>, CudaError> {
+        self.batch.fill_attention(tokens, single == 1, &self.info);
+        let inputs = self.input_layout(0);
+        if (steps.last_bytes + inputs.bytes) as u64 > steps.inputs.bytes() {
+            return Ok(None);
+        }
+        let mut staging = Pinned::new(inputs.bytes)?;
+        self.write_inputs(&inputs, &Feeds::default(), staging.bytes_mut());
+        // SAFETY: the inputs fit the buffer; the staging lives until the stream was waited for.
+        unsafe {
+            steps.stream.upload(steps.inputs.address() + steps.last_bytes as u64, &staging, inputs.bytes)
+        }?;
+        steps.stream.synchronize()?;
+        Ok(Some(self.device_places(steps, &inputs)))
+    }
+
     fn input_layout(&self, feeds: usize) -> Inputs {
         let batch = &self.batch;
         let (tokens, sequences, samples) =
@@ -341,6 +374,7 @@ impl Model {
             kv_lens: at(inputs.kv_lens),
             sampled_rows: at(inputs.sampled_rows),
             sequences: batch.kv_lens.len() as u32,
+            singles: batch.singles,
             max_query: batch.max_query,
             max_kv: batch.max_kv,
             groups: batch.groups.iter().zip(&inputs.groups).map(group).collect(),
@@ -375,14 +409,15 @@ impl Model {
         if needs_history {
             self.settle_all(steps)?;
         }
-        self.batch.fill(&self.slots, &section.runs, &self.info);
-        let key = self.graph_key(steps, section);
+        let runs = singles_first(&section.runs);
+        self.batch.fill(&self.slots, &runs, &self.info);
+        let key = self.graph_key(steps, &runs);
         if let Some(key) = key {
             self.batch.pad(key.sequences as usize, self.info.num_blocks, self.info.block_size);
             self.batch.max_kv = key.max_kv;
         }
-        self.launch_step(steps, step, section, key)?;
-        for run in section.runs.iter().filter(|run| run.sample) {
+        self.launch_step(steps, step, &runs, key)?;
+        for run in runs.iter().filter(|run| run.sample) {
             if let Some(slot) = self.slots.get_mut(run.slot) {
                 slot.push_undrawn();
             }
@@ -391,13 +426,13 @@ impl Model {
     }
 
     /// The graph that a step may be replayed from.
-    fn graph_key(&self, steps: &Steps, section: &RankPlan) -> Option<Key> {
-        let decode = section.runs.iter().all(|run| run.count == 1 && run.sample);
+    fn graph_key(&self, steps: &Steps, runs: &[Run]) -> Option<Key> {
+        let decode = runs.iter().all(|run| run.count == 1 && run.sample);
         let batch = &self.batch;
-        if section.runs.is_empty() || !decode || !batch.sample.masks.is_empty() || batch.groups.len() > 2 {
+        if runs.is_empty() || !decode || !batch.sample.masks.is_empty() || batch.groups.len() > 2 {
             return None;
         }
-        let sequences = padded(section.runs.len() as u32, steps.capture_size)?;
+        let sequences = padded(runs.len() as u32, steps.capture_size)?;
         if !self.program.is_capturable(sequences) {
             return None;
         }
@@ -440,19 +475,18 @@ impl Model {
         &mut self,
         steps: &mut Steps,
         step: u64,
-        section: &RankPlan,
+        runs: &[Run],
         key: Option<Key>,
     ) -> Result<(), ExecutorError> {
         let (tokens, samples) = (self.batch.tokens(), self.batch.samples());
         let drawn = |run: &&Run| run.input == InputTokens::LastSampled;
-        let feed_count =
-            if key.is_some() { tokens as usize } else { section.runs.iter().filter(drawn).count() };
+        let feed_count = if key.is_some() { tokens as usize } else { runs.iter().filter(drawn).count() };
         let inputs = self.input_layout(feed_count);
         if (steps.last_bytes + inputs.bytes) as u64 > steps.inputs.bytes() {
             self.settle_all(steps)?;
             steps.grow(inputs.bytes)?;
         }
-        let feeds = self.feeds(steps, &inputs, &section.runs, key.is_some());
+        let feeds = self.feeds(steps, &inputs, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
         self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
         staging.begun.record(&steps.stream)?;
@@ -487,8 +521,8 @@ impl Model {
             unsafe { steps.stream.download(&mut staging.output, steps.outputs.address(), bytes) }?;
         }
         staging.done.record(&steps.stream)?;
-        let runs = section.runs.iter().filter(|run| run.sample);
-        let drawings = runs.zip(&self.batch.sample.rows).map(|(run, row)| Drawing {
+        let sampling = runs.iter().filter(|run| run.sample);
+        let drawings = sampling.zip(&self.batch.sample.rows).map(|(run, row)| Drawing {
             slot: run.slot,
             position: row.position,
             logprobs: row.logprobs,
@@ -642,6 +676,15 @@ mod tests {
         assert_eq!(padded(513, 512), None);
         assert_eq!(padded(99, 100), Some(100));
         assert_eq!(padded(1, 0), None);
+    }
+
+    #[test]
+    fn runs_of_one_token_come_first_and_else_nothing_moves() {
+        let run = |slot, count| Run { slot, start: 0, count, input: InputTokens::Known, sample: true };
+        let mixed = [run(0, 5), run(1, 1), run(2, 7), run(3, 1)];
+        let order: Vec<u32> = singles_first(&mixed).iter().map(|run| run.slot).collect();
+        assert_eq!(order, [1, 3, 0, 2]);
+        assert!(matches!(singles_first(&mixed[1..3]), Cow::Borrowed(_)));
     }
 
     #[test]

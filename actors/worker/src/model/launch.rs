@@ -7,7 +7,7 @@ use gossamer_backend_api::ops::{
     AttentionArgs, EmbedArgs, ExpertWeights, ExpertsArgs, FinalizeArgs, FusedMoeArgs, GemmArgs, RmsNormArgs,
     RopeKvWriteArgs, RouteArgs, SampleArgs, Segment,
 };
-use gossamer_backend_api::{BackendError, Launch, OpArgs};
+use gossamer_backend_api::{BackendError, Launch, OpArgs, OpDesc};
 use gossamer_kernels::graph::{ExpertWeightIds, Op, SegmentIds, TensorId};
 
 /// Addresses of one KV group's inputs.
@@ -28,6 +28,8 @@ pub struct Places {
     pub kv_lens: u64,
     pub sampled_rows: u64,
     pub sequences: u32,
+    /// How many of the first sequences have one query each; 0 where that was not told.
+    pub singles: u32,
     pub max_query: u32,
     pub max_kv: u32,
     pub groups: Vec<GroupPlaces>,
@@ -38,6 +40,19 @@ pub struct Places {
     pub logprobs: u64,
     pub top_ids: u64,
     pub top_logprobs: u64,
+}
+
+/// Attention without the first `count` sequences. Rows keep their numbers.
+fn without(args: AttentionArgs, count: u32) -> AttentionArgs {
+    let past = |address: u64, each: u32| address + u64::from(count) * u64::from(each) * 4;
+    AttentionArgs {
+        sequences: args.sequences - count,
+        query_starts: past(args.query_starts, 1),
+        kv_lens: past(args.kv_lens, 1),
+        block_tables: past(args.block_tables, args.table_stride),
+        first_blocks: past(args.first_blocks, 1),
+        ..args
+    }
 }
 
 impl Model {
@@ -54,8 +69,24 @@ impl Model {
         stream: u64,
     ) -> Result<(), BackendError> {
         let desc = self.program.graph.nodes[node].op.desc();
+        let args = self.args(node, tokens, places);
+        // SAFETY: handed on.
+        unsafe { self.launch_as(&desc, args, choice, stream) }
+    }
+
+    /// Launches an operation under a description of it.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub(super) unsafe fn launch_as(
+        &self,
+        desc: &OpDesc,
+        args: OpArgs,
+        choice: Choice,
+        stream: u64,
+    ) -> Result<(), BackendError> {
         let launch = Launch {
-            args: self.args(node, tokens, places),
+            args,
             tactic: choice.tactic,
             workspace: self.workspace.address() + choice.workspace,
             workspace_bytes: choice.workspace_bytes,
@@ -65,7 +96,35 @@ impl Model {
         // SAFETY: beside `places`, arguments point into weights, arena and KV pool, which live in `self` and have the extents
         // of the descriptions: shapes of weights were checked at load, the arena was planned for more tokens than
         // the slot table lets through, and block ids and token ids were checked by it too.
-        unsafe { backend.launch(&desc, &launch) }
+        unsafe { backend.launch(desc, &launch) }
+    }
+
+    /// Launches attention, sequences with one query apart from the others.
+    ///
+    /// Invariant: the two launches write different rows, and together those of every sequence.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    unsafe fn launch_attention(
+        &self,
+        node: usize,
+        tokens: u32,
+        places: &Places,
+        stream: u64,
+    ) -> Result<(), BackendError> {
+        let OpArgs::Attention(args) = self.args(node, tokens, places) else { return Ok(()) };
+        let singles = places.singles;
+        if let (1.., Some((desc, choice))) = (singles, self.program.single_choice(node, singles)) {
+            let args = AttentionArgs { sequences: singles, max_query: 1, ..args };
+            // SAFETY: handed on.
+            unsafe { self.launch_as(desc, OpArgs::Attention(args), choice, stream) }?;
+        }
+        if singles < places.sequences {
+            let (desc, choice) = self.program.choice(node, tokens - singles);
+            // SAFETY: handed on.
+            unsafe { self.launch_as(desc, OpArgs::Attention(without(args, singles)), choice, stream) }?;
+        }
+        Ok(())
     }
 
     /// Launches every operation of a step of `tokens` tokens and `samples` draws.
@@ -86,6 +145,12 @@ impl Model {
                 continue;
             }
             before(&node.op);
+            if matches!(node.op, Op::Attention { .. }) {
+                // SAFETY: handed on.
+                unsafe { self.launch_attention(index, rows, places, stream) }
+                    .map_err(|source| ExecutorError::Backend { step, operation: node.label(), source })?;
+                continue;
+            }
             let (_, choice) = self.program.choice(index, rows);
             // SAFETY: handed on.
             unsafe { self.launch(index, rows, places, choice, stream) }
@@ -116,7 +181,7 @@ impl Model {
         segments
     }
 
-    fn args(&self, node: usize, tokens: u32, places: &Places) -> OpArgs {
+    pub(super) fn args(&self, node: usize, tokens: u32, places: &Places) -> OpArgs {
         let weight = |id| self.weights.address(id);
         match &self.program.graph.nodes[node].op {
             Op::Embed { table, out, .. } => OpArgs::Embed(EmbedArgs {

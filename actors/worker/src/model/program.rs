@@ -1,9 +1,13 @@
 //! A graph with everything settled that does not change from step to step: tactics per token count, workspace, and
 //! offsets of the activations.
 //!
+//! Attention is settled twice: for sequences with one query each, and for any. What serves one best does not serve the other,
+//! and a step tells on the host which of its sequences are which.
+//!
 //! Invariant: each backend has a workspace of its own for each distinct operation, large enough for every tactic that may
 //! be chosen, and nobody else writes it: kernels may keep what they left there from one launch to the next.
 
+use gossamer_backend_api::ops::AttentionDesc;
 use gossamer_backend_api::{BackendError, Layout, OpDesc, OpKind};
 use gossamer_kernels::graph::{BufferPlan, Graph};
 use gossamer_kernels::tuner::{self, Candidate, KernelCache};
@@ -66,6 +70,10 @@ struct Settled {
 pub struct Open {
     /// A node that does it.
     pub node: usize,
+    /// Index of the operation.
+    settled: usize,
+    /// What it is.
+    pub desc: OpDesc,
     /// Index of its token count.
     pub bucket: usize,
     /// The token count.
@@ -87,6 +95,8 @@ pub struct Program {
     pub workspace: u64,
     /// Per node: index into `settled`.
     of_node: Vec<usize>,
+    /// Per node: the same for sequences with one query, if it is attention.
+    single_of_node: Vec<Option<usize>>,
     settled: Vec<Settled>,
     buckets: Vec<u32>,
     /// Layout of the experts' weights.
@@ -109,6 +119,7 @@ impl Program {
             buffers: BufferPlan::new(&graph, tokens, samples),
             workspace: 0,
             of_node: Vec::with_capacity(graph.nodes.len()),
+            single_of_node: Vec::with_capacity(graph.nodes.len()),
             settled: Vec::new(),
             buckets,
             graph,
@@ -118,18 +129,32 @@ impl Program {
             let op = &program.graph.nodes[index].op;
             let most = if op.runs_on_samples() { samples } else { tokens };
             let desc = op.desc();
-            let known = program.settled.iter().position(|other| other.desc == desc);
-            let at = match known {
-                Some(at) => at,
-                None => {
-                    let settled = program.settle(backends, cache, desc, most)?;
-                    program.settled.push(settled);
-                    program.settled.len() - 1
-                }
-            };
+            let at = program.settled_at(backends, cache, desc, most)?;
             program.of_node.push(at);
+            let single = match single(&desc) {
+                // There are no more of them than sequences, and as many draws.
+                Some(single) => Some(program.settled_at(backends, cache, single, samples)?),
+                None => None,
+            };
+            program.single_of_node.push(single);
         }
         Ok(program)
+    }
+
+    /// Index of a settled operation.
+    fn settled_at(
+        &mut self,
+        backends: &Backends,
+        cache: Option<&KernelCache>,
+        desc: OpDesc,
+        most: u32,
+    ) -> Result<usize, ProgramError> {
+        if let Some(at) = self.settled.iter().position(|other| other.desc == desc) {
+            return Ok(at);
+        }
+        let settled = self.settle(backends, cache, desc, most)?;
+        self.settled.push(settled);
+        Ok(self.settled.len() - 1)
     }
 
     /// Token counts that have choices of their own.
@@ -201,6 +226,12 @@ impl Program {
         (&settled.desc, settled.choices[self.bucket_of(tokens)])
     }
 
+    /// As [`Self::choice`] for attention where every sequence has one query; `None` for another operation.
+    pub fn single_choice(&self, node: usize, sequences: u32) -> Option<(&OpDesc, Choice)> {
+        let settled = &self.settled[self.single_of_node[node]?];
+        Some((&settled.desc, settled.choices[self.bucket_of(sequences)]))
+    }
+
     fn bucket_of(&self, tokens: u32) -> usize {
         let bucket = tuner::bucket(tokens);
         self.buckets.partition_point(|other| *other < bucket).min(self.buckets.len() - 1)
@@ -210,29 +241,42 @@ impl Program {
     pub fn open_choices(&self, backends: &Backends) -> Result<Vec<Open>, SelectError> {
         let mut open = Vec::new();
         for (at, settled) in self.settled.iter().enumerate() {
-            let node = self.of_node.iter().position(|other| *other == at).unwrap_or_default();
+            let does = |node: &usize| self.of_node[*node] == at || self.single_of_node[*node] == Some(at);
+            let node = (0..self.of_node.len()).find(does).unwrap_or_default();
             for (bucket, tokens) in self.buckets.iter().enumerate() {
                 let tokens = (*tokens).min(settled.most);
                 let candidates = self.candidates(backends, &settled.desc, tokens)?;
                 if candidates.len() > 1 && tokens == self.buckets[bucket].min(settled.most) {
                     let operation = format!("{:?}", settled.desc);
-                    open.push(Open { node, bucket, tokens, operation, candidates });
+                    let desc = settled.desc;
+                    open.push(Open { node, settled: at, desc, bucket, tokens, operation, candidates });
                 }
             }
         }
         Ok(open)
     }
 
-    /// What a launch of a candidate for a node's operation would use.
-    pub fn choice_for(&self, node: usize, candidate: &Candidate) -> Choice {
-        choice_of(candidate, &self.settled[self.of_node[node]].regions)
+    /// What a launch of a candidate for an open operation would use.
+    pub fn choice_for(&self, open: &Open, candidate: &Candidate) -> Choice {
+        choice_of(candidate, &self.settled[open.settled].regions)
+    }
+
+    /// Chooses a candidate for an open operation at its token count.
+    pub fn choose_for(&mut self, open: &Open, candidate: &Candidate) {
+        self.settled[open.settled].choices[open.bucket] = self.choice_for(open, candidate);
     }
 
     /// Chooses a candidate for the operation of a node at a token count.
     pub fn choose(&mut self, node: usize, bucket: usize, candidate: &Candidate) {
-        let choice = self.choice_for(node, candidate);
-        let at = self.of_node[node];
-        self.settled[at].choices[bucket] = choice;
+        let settled = &mut self.settled[self.of_node[node]];
+        settled.choices[bucket] = choice_of(candidate, &settled.regions);
+    }
+
+    /// Nodes that do an open operation.
+    pub fn nodes_of(&self, open: &Open) -> Vec<usize> {
+        let at = open.settled;
+        let does = |node: &usize| self.of_node[*node] == at || self.single_of_node[*node] == Some(at);
+        (0..self.of_node.len()).filter(does).collect()
     }
 
     /// Whether every operation of a step can be captured in a CUDA graph.
@@ -252,7 +296,9 @@ impl Program {
                     names.push(text);
                 }
             }
-            format!("{}: {}", settled.desc.kind().label(), names.join(", "))
+            let single = matches!(settled.desc, OpDesc::Attention(desc) if desc.single == 1);
+            let kind = if single { "single " } else { "" };
+            format!("{kind}{}: {}", settled.desc.kind().label(), names.join(", "))
         };
         self.settled.iter().map(line).collect::<Vec<_>>().join("; ")
     }
@@ -266,6 +312,14 @@ fn choice_of(candidate: &Candidate, regions: &[(u64, u64)]) -> Choice {
         capturable: candidate.tactic.capturable,
         workspace,
         workspace_bytes,
+    }
+}
+
+/// Attention where every sequence has one query; `None` for another operation.
+fn single(desc: &OpDesc) -> Option<OpDesc> {
+    match desc {
+        OpDesc::Attention(desc) => Some(OpDesc::Attention(AttentionDesc { single: 1, ..*desc })),
+        _ => None,
     }
 }
 

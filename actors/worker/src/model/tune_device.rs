@@ -1,7 +1,7 @@
-//! Measures the tactics of products and experts on the device, with the model's own weights, and takes the fastest.
+//! Measures the tactics of products, experts and attention on the device, with the model's own weights, and takes the fastest.
 //!
 //! Launches walk over the layers, so that weights come from memory as they do in a step. What is not measured before the
-//! budget ends keeps its first guess.
+//! budget ends keeps its first guess. Attention is measured over contexts of a length that requests have.
 
 use super::device::Steps;
 use super::launch::Places;
@@ -9,7 +9,7 @@ use super::open::ModelError;
 use super::program::{Choice, Open};
 use super::{Model, TuneLimits};
 use crate::cuda::{CudaError, Event, Pinned};
-use gossamer_backend_api::OpKind;
+use gossamer_backend_api::{OpDesc, OpKind};
 use gossamer_kernels::tuner::{self, CacheEntry, KernelCache};
 use std::time::Instant;
 
@@ -47,9 +47,7 @@ impl Model {
         }
         self.fill_arena(steps)?;
         let mut open = self.program.open_choices(&self.backends).map_err(super::ProgramError::from)?;
-        open.retain(|open| {
-            matches!(self.program.graph.nodes[open.node].op.desc().kind(), OpKind::Gemm | OpKind::FusedMoe)
-        });
+        open.retain(|open| matches!(open.desc.kind(), OpKind::Gemm | OpKind::FusedMoe | OpKind::Attention));
         // Few tokens first: they are run most often.
         open.sort_by_key(|open| open.tokens);
         let places = steps.tuning_places(open.iter().map(|open| open.tokens).max().unwrap_or(0))?;
@@ -69,15 +67,23 @@ impl Model {
             if known.and_then(|entry| tuner::cached(entry, &open.candidates, &self.backends)).is_some() {
                 continue;
             }
+            let sequences = match open.desc {
+                OpDesc::Attention(desc) => match self.attention_places(steps, open.tokens, desc.single)? {
+                    Some(places) => Some(places),
+                    None => continue,
+                },
+                _ => None,
+            };
+            let places = sequences.as_ref().unwrap_or(&places);
             let mut costs = Vec::with_capacity(open.candidates.len());
             for candidate in &open.candidates {
-                let choice = self.program.choice_for(open.node, candidate);
-                costs.push(self.time_on_device(steps, &open, choice, &places, (&begun, &done))?);
+                let choice = self.program.choice_for(&open, candidate);
+                costs.push(self.time_on_device(steps, &open, choice, places, (&begun, &done))?);
                 (self.heartbeat)();
             }
             let order = tuner::rank(&costs);
             let Some(best) = order.first().filter(|best| costs[**best].is_some()) else { continue };
-            self.program.choose(open.node, open.bucket, &open.candidates[*best]);
+            self.program.choose_for(&open, &open.candidates[*best]);
             let named = |index: &usize| {
                 let candidate = &open.candidates[*index];
                 let backend = self.backends.list()[candidate.backend].name().to_owned();
@@ -102,18 +108,16 @@ impl Model {
         places: &Places,
         (begun, done): (&Event, &Event),
     ) -> Result<Option<f64>, CudaError> {
-        let (desc, _) = self.program.choice(open.node, open.tokens);
-        let desc = *desc;
-        let nodes: Vec<usize> = (0..self.program.graph.nodes.len())
-            .filter(|index| self.program.graph.nodes[*index].op.desc() == desc)
-            .collect();
+        let nodes = self.program.nodes_of(open);
         for round in 0..WARM_UP + ROUNDS {
             if round == WARM_UP {
                 begun.record(steps.stream())?;
             }
             let node = nodes[round % nodes.len()];
-            // SAFETY: activations lie in the arena, `places` hold row numbers below the token count.
-            let launched = unsafe { self.launch(node, open.tokens, places, choice, steps.stream().raw()) };
+            let args = self.args(node, open.tokens, places);
+            // SAFETY: activations lie in the arena; `places` hold row numbers below the token count, or sequences whose rows
+            // are, with blocks of the pool.
+            let launched = unsafe { self.launch_as(&open.desc, args, choice, steps.stream().raw()) };
             if let Err(error) = launched {
                 tracing::debug!(%error, operation = open.operation, "a tactic cannot be measured");
                 return Ok(None);

@@ -46,7 +46,9 @@ fn check_gemm(desc: &GemmDesc) -> Result<(), String> {
     bf16_only(desc.activation)?;
     need(desc.norm == 0, || "a norm before the product is not fused".to_owned())?;
     need(desc.weight == DType::BF16, || format!("dense weights are bfloat16, not {}", desc.weight))?;
-    need(desc.in_features % 8 == 0, || format!("in_features {} is not a multiple of 8", desc.in_features))
+    need(desc.in_features.is_multiple_of(8), || {
+        format!("in_features {} is not a multiple of 8", desc.in_features)
+    })
 }
 
 fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
@@ -68,7 +70,9 @@ fn check_route(desc: &RouteDesc) -> Result<(), String> {
 fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
     bf16_only(desc.activation)?;
     need(desc.weight == DType::MXFP4, || format!("expert weights are MXFP4, not {}", desc.weight))?;
-    need(desc.hidden % 32 == 0 && desc.intermediate % 32 == 0, || "sizes must be multiples of 32".to_owned())
+    need(desc.hidden.is_multiple_of(32) && desc.intermediate.is_multiple_of(32), || {
+        "sizes must be multiples of 32".to_owned()
+    })
 }
 
 impl CudaFallback {

@@ -14,8 +14,8 @@ use crate::isa::{Simd, Task};
 use crate::math::{Activation, exp, from_bf16, tree16};
 use crate::memory::{Arena, Ptr};
 use crate::pool::Pool;
-use gossamer_backend_api::BackendError;
 use gossamer_backend_api::ops::{AttentionArgs, AttentionDesc};
+use gossamer_backend_api::{BackendError, DType};
 
 /// Query rows of one task.
 const QUERY_TILE: usize = 16;
@@ -107,6 +107,8 @@ struct Tile<A, K> {
     /// Query rows.
     count: usize,
     kv_head: usize,
+    /// What a key's and a value's number in the cache stands for.
+    scales: [f32; 2],
     scratch: Scratch,
 }
 
@@ -127,6 +129,7 @@ impl<A: Activation, K: Activation> Tile<A, K> {
     unsafe fn start(&self) {
         let (dim, group) = (self.desc.head_dim as usize, self.group());
         let rows = (self.count * group).next_multiple_of(ROWS);
+        let scale = self.desc.scale * self.scales[0];
         // SAFETY: by the caller of `run`.
         unsafe {
             self.scratch.sums.slice_mut(0, rows * dim).fill(0.0);
@@ -137,7 +140,7 @@ impl<A: Activation, K: Activation> Tile<A, K> {
                 let (query, head) = (row / group, self.kv_head * group + row % group);
                 let from = self.q.slice(query * self.q_stride + head * dim, dim);
                 for (to, from) in self.scratch.q.slice_mut(row * dim, dim).iter_mut().zip(from) {
-                    *to = from.to_f32() * self.desc.scale;
+                    *to = from.to_f32() * scale;
                 }
                 let (maximum, total) = match self.desc.sinks {
                     1 => (from_bf16(*self.sinks.at(head)), 1.0),
@@ -337,7 +340,7 @@ impl<S: Simd, A: Activation, K: Activation> Task for Work<S, A, K> {
                 let at = query * tile.desc.heads as usize * dim + head * dim;
                 let sums = tile.scratch.sums.slice(row * dim, dim);
                 for (to, sum) in tile.out.slice_mut(at, dim).iter_mut().zip(sums) {
-                    *to = A::from_f32(sum / total);
+                    *to = A::from_f32(sum / total * tile.scales[1]);
                 }
             }
         }
@@ -388,6 +391,7 @@ pub unsafe fn launch<S: Simd, A: Activation, K: Activation>(
         }
     }
     let kv_heads = desc.kv_heads as usize;
+    let scaled = desc.kv == DType::F8E4M3 && args.kv_scales != 0;
     let heads_dim = (desc.heads * desc.head_dim) as usize;
     pool.run(runs * kv_heads, |slot, index| {
         // SAFETY: by the caller; runs were written above; each task has its own rows and heads of `out`.
@@ -409,6 +413,10 @@ pub unsafe fn launch<S: Simd, A: Activation, K: Activation>(
                     position: (kv_len - (end - run.first)) as usize,
                     count: run.count as usize,
                     kv_head: index % kv_heads,
+                    scales: [0, 1].map(|part| match scaled {
+                        true => *Ptr::<f32>::new(args.kv_scales).at(part * kv_heads + index % kv_heads),
+                        false => 1.0,
+                    }),
                     scratch: scratch_at(desc, buffers.scratch.offset(slot * buffers.per_slot)).0,
                 },
                 std::marker::PhantomData,

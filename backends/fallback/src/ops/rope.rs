@@ -4,6 +4,7 @@ use crate::isa::{Simd, Task};
 use crate::math::Activation;
 use crate::memory::Ptr;
 use crate::pool::Pool;
+use gossamer_backend_api::DType;
 use gossamer_backend_api::ops::{RopeKvWriteArgs, RopeKvWriteDesc};
 
 /// Largest half head that is supported: room for cosines and sines on the stack.
@@ -15,6 +16,9 @@ struct Token<A, K> {
     slot: u64,
     frequencies: Ptr<f32>,
     kv: Ptr<K>,
+    /// `[2, kv_heads]`, or absent.
+    scales: Ptr<f32>,
+    scaled: bool,
     desc: RopeKvWriteDesc,
 }
 
@@ -47,9 +51,13 @@ impl<A: Activation, K: Activation> Task for Token<A, K> {
                 // SAFETY: the plane holds `[block][2][kv_heads][block_size][D]`; each token has its own slot.
                 unsafe {
                     let from = self.row.slice((heads + part * kv_heads + head) * dim, dim);
+                    let inverse = match self.scaled {
+                        true => 1.0 / *self.scales.at(part * kv_heads + head),
+                        false => 1.0,
+                    };
                     let at = ((block * 2 + part) * kv_heads + head) * size + offset;
                     for (to, from) in self.kv.slice_mut(at * dim, dim).iter_mut().zip(from) {
-                        *to = K::from_f32(from.to_f32());
+                        *to = K::from_f32(from.to_f32() * inverse);
                     }
                 }
             }
@@ -76,6 +84,8 @@ pub unsafe fn launch<S: Simd, A: Activation, K: Activation>(
                 slot: *Ptr::new(args.slots).at(token),
                 frequencies: Ptr::new(args.inverse_frequencies),
                 kv: Ptr::new(args.kv),
+                scales: Ptr::new(args.kv_scales),
+                scaled: desc.kv == DType::F8E4M3 && args.kv_scales != 0,
                 desc: *desc,
             });
         }

@@ -129,38 +129,43 @@ int gossamer_tiny_gemm(const GossamerTinyGemmArgs* args, cudaStream_t stream);
 
 // Rotates q and k (halves 0..31 and 32..63 of a head are the pairs) and writes k and v into the paged cache.
 typedef struct {
-  void* qkv;               // bf16 [tokens, (8 * kv_heads + 2 * kv_heads) * 64]: q heads, k heads, v heads; q is rotated in place
+  void* qkv;               // bf16 [tokens, (group * kv_heads + 2 * kv_heads) * 64]: q heads, k heads, v heads; q is rotated in place
   const int* positions;    // [tokens], step input
+  const uint64_t* slots;   // [tokens], step input: block * 64 + place in the block
   const float* inv_freq;   // [32], YaRN already in it
   void* kv;                // layout kv-paged-v1 of this layer, bf16 or E4M3
-  const int* block_tables; // [tokens, max_blocks], step input
-  const float* kv_scales;  // [2, kv_heads], E4M3 only: value = code * scale
+  const float* kv_scales;  // [2, kv_heads], E4M3 only: value = code * scale; null: 1. Values beyond 448 scales become that
   float attention_scaling; // YaRN's factor on cos and sin
-  int tokens, kv_heads, max_blocks, fp8;
+  int tokens, kv_heads, fp8;
+  int group;               // query heads a KV head, at most 8; 0: 8
 } GossamerRopeKvArgs;
 int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t stream);
 
-// Split-KV attention over the paged cache. 8 query heads a KV head, head size 64.
+// Split-KV attention over the paged cache. Head size 64.
 typedef struct {
-  const void* q;            // bf16, query head j of token i at (i * q_stride + j * 64); rotated
+  const void* q;            // bf16, query head j of row r at (r * q_stride + j * 64); rotated
   const void* kv;           // layout kv-paged-v1 of this layer, bf16 or E4M3
   const int* block_tables;  // [tokens, max_blocks], step input
   const int* lengths;       // [tokens], step input: keys to see, the token's own included; 0: the row is skipped, its output zero
-  const void* sinks;        // bf16 [8 * kv_heads]; null: none
-  const float* kv_scales;   // [2, kv_heads], E4M3 only
-  void* out;                // bf16 [tokens, 8 * kv_heads * 64]
-  void* workspace;          // gossamer_decode_attention_workspace bytes; zeroed once before the first use
+  const unsigned* query_starts;  // [tokens], step input: rows of q and out; null: row i is token i's
+  const int* first_blocks;  // [tokens], step input: logical block of a table's first entry; null: 0
+  const void* sinks;        // bf16 [group * kv_heads]; null: none
+  const float* kv_scales;   // [2, kv_heads], E4M3 only; null: 1
+  void* out;                // bf16 [rows, group * kv_heads * 64]
+  void* workspace;          // gossamer_decode_attention_workspace bytes; its first 4096 zeroed once before the first use
   size_t workspace_bytes;
   float scale;              // on q k, 0.125
   int q_stride;             // elements
   int tokens, kv_heads, max_blocks;
+  int max_kv;               // no length is larger; 0: not known
   int window;               // keys in sight, 0: all
   int fp8;
+  int group;                // query heads a KV head, at most 8; 0: 8
   int splits;               // blocks a (token, KV head) at most; 0: the launcher's own choice
   const void* prefetch;     // optional: weights of a later operation to bring into L2 meanwhile
   size_t prefetch_bytes;
 } GossamerDecodeAttentionArgs;
-size_t gossamer_decode_attention_workspace(int tokens, int kv_heads);
+size_t gossamer_decode_attention_workspace(int tokens, int kv_heads, int splits);
 int gossamer_decode_attention(const GossamerDecodeAttentionArgs* args, cudaStream_t stream);
 
 #ifdef __cplusplus
