@@ -8,8 +8,8 @@
 
 use crate::DType;
 
-/// Rotates the query and key heads of `qkv` in place (rotate-half form: pairs `(i, i + D/2)`, Su et al. 2021, with the
-/// YaRN frequencies and magnitude of Peng et al. 2023 prepared by the host) and writes keys and values to the cache.
+/// Rotates the query heads of `qkv` in place and writes rotated keys, and values, to the cache (rotate-half form: pairs
+/// `(i, i + D/2)`, Su et al. 2021, with the YaRN frequencies and magnitude of Peng et al. 2023 prepared by the host).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeKvWriteDesc {
@@ -33,7 +33,7 @@ pub struct RopeKvWriteDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RopeKvWriteArgs {
-    /// `[T, (heads + 2 kv_heads) * D]`: q, then k, then v.
+    /// `[T, (heads + 2 kv_heads) * D]`: q, then k, then v. What k and v hold afterwards is not said.
     pub qkv: u64,
     /// `[T]` u32.
     pub positions: u64,
@@ -91,7 +91,8 @@ pub struct AttentionArgs {
     pub query_starts: u64,
     /// `[S]` u32: tokens in the cache, the queries' own included. Query j of n sits at position `kv_len - n + j`.
     pub kv_lens: u64,
-    /// `[S, table_stride]` u32: block ids; entry i is logical block `first_blocks[s] + i`.
+    /// `[S, table_stride]` u32: block ids; entry i is logical block `first_blocks[s] + i`. Tokens from there on up to `kv_len`
+    /// have been written, those behind it not: they may hold NaNs and must have no influence.
     pub block_tables: u64,
     /// Entries per row of `block_tables`.
     pub table_stride: u32,

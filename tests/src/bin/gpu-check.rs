@@ -41,6 +41,8 @@ struct GoldenCase {
     greedy_margin: Vec<f32>,
     last_logits: Vec<f32>,
     bf16_last_rel_error: f64,
+    /// Over all positions, those where rounding makes the router choose otherwise included.
+    bf16_rel_error: f64,
 }
 
 /// Most that a bfloat16 run may err relative to the reference's own.
@@ -56,7 +58,7 @@ impl GoldenCase {
     fn noise(&self) -> f32 {
         let square = |logit: &f32| f64::from(*logit) * f64::from(*logit);
         let mean = self.last_logits.iter().map(square).sum::<f64>() / self.last_logits.len() as f64;
-        (NOISES * self.bf16_last_rel_error * mean.sqrt()) as f32
+        (NOISES * self.bf16_last_rel_error.max(self.bf16_rel_error) * mean.sqrt()) as f32
     }
 }
 
@@ -130,17 +132,19 @@ fn check_answers(label: &str, golden: &Golden, answers: &[Answer]) -> bool {
         .collect();
     let reference = median(golden.cases.iter().map(|case| case.bf16_last_rel_error).collect());
     let got = median(errors.clone());
-    let mut clear_misses = 0;
+    let mut clear_misses = Vec::new();
     let mut same = 0;
     for (case, answer) in golden.cases.iter().zip(answers) {
         let first = answer.tokens.iter().zip(&case.greedy).position(|(got, expected)| got != expected);
         same += first.unwrap_or(case.greedy.len());
-        clear_misses += usize::from(first.is_some_and(|at| case.greedy_margin[at] > case.noise()));
+        if let Some(at) = first.filter(|at| case.greedy_margin[*at] > case.noise()) {
+            clear_misses.push((case.prompt.len(), at, case.greedy_margin[at], case.noise()));
+        }
     }
-    let fine = got <= BF16_FACTOR * reference && clear_misses == 0;
+    let fine = got <= BF16_FACTOR * reference && clear_misses.is_empty();
     println!(
         "{} {label}: median error {got:.5} (reference {reference:.5}, ratio {:.2}), errors {errors:.4?}, {same} tokens \
-         before the first difference, {clear_misses} clear misses",
+         before the first difference, clear misses (prompt, at, margin, noise): {clear_misses:.3?}",
         if fine { "ok  " } else { "FAIL" },
         got / reference
     );
@@ -303,11 +307,11 @@ fn conformance(device: &Device, operations: &[String]) -> bool {
         let start = Instant::now();
         let memory = DeviceMemory { buffers: Vec::new(), fallback: fallback.clone() };
         let mut bench = Bench { backend: &**backend, memory, only: only.clone() };
-        let tokens = [1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300];
+        let tokens: &[u32] = &[1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300];
         let (mut passed, mut refused) = (0, 0);
         let mut worst = std::collections::BTreeMap::<String, f64>::new();
         let mut failures = Vec::new();
-        for outcome in check_at(&mut bench, 20_261_130, &tokens, &[DType::BF16]) {
+        for outcome in check_at(&mut bench, 20_261_130, tokens, &[DType::BF16]) {
             let name = outcome.case.split(' ').next().unwrap_or_default().to_owned();
             if outcome.case.contains(": refused: ") {
                 refused += 1;
@@ -326,7 +330,7 @@ fn conformance(device: &Device, operations: &[String]) -> bool {
             failures.len(),
             start.elapsed().as_secs_f64()
         );
-        failures.iter().take(12).for_each(|failure| println!("     {failure}"));
+        failures.iter().take(40).for_each(|failure| println!("     {failure}"));
         fine &= failures.is_empty();
     }
     fine
