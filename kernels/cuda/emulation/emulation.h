@@ -231,6 +231,7 @@ To emulation_bits(From v) {
   return out;
 }
 inline float __uint_as_float(uint32_t v) { return emulation_bits<float>(v); }
+inline uint32_t __float_as_uint(float v) { return emulation_bits<uint32_t>(v); }
 inline float __int_as_float(int v) { return emulation_bits<float>(v); }
 inline int __float_as_int(float v) { return emulation_bits<int>(v); }
 inline float __fdividef(float a, float b) { return a / b; }

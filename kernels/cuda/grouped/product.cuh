@@ -18,7 +18,7 @@
 // in the order of `place_of` instead.
 //
 // Shared memory: [stages][kWidth tokens][64 columns] swizzled | table of magnitudes (E4M3) | epilogue, a buffer per consumer
-// warpgroup | [warps][kAhead] tiles of weights | barriers.
+// warpgroup | a word per token for each of them | [warps][kAhead] tiles of weights | barriers.
 #pragma once
 #include <cuda.h>
 
@@ -40,16 +40,18 @@ constexpr int kPitch = 72;  // elements per token in the epilogue buffer: 144 by
 
 template <bool kFp8, int kWidth>
 struct Shape {
-  // NOTES: two blocks for widths up to 80 hung on the device: three warpgroups of 80 registers are a pool of 30720, and 24 + 2 x 112 a
-  // thread ask it for 31744, so the consumers wait for ever. The assertion below keeps any such choice out.
-  static constexpr int kBlocks = 1, kProducerRegisters = 40, kConsumerRegisters = 232;
+  // Narrow tiles wait for their own decoding (490 cycles a step where two warps a scheduler could issue in 300): two blocks share a
+  // multiprocessor there. NOTES: what `setmaxnreg` hands out may not exceed the launch's registers, or the consumers wait for ever.
+  static constexpr int kBlocks = kWidth <= 64 ? 2 : 1;
+  static constexpr int kProducerRegisters = kBlocks == 2 ? 24 : 40, kConsumerRegisters = kBlocks == 2 ? 104 : 232;
   static constexpr int kLaunchRegisters = 65536 / (kBlocks * kThreads) / 8 * 8;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kLaunchRegisters, "setmaxnreg may not ask for more than the block has");
   static constexpr int kRoom = kMaxSharedBytes / kBlocks - (kBlocks - 1) * 1024;  // the system takes 1 KB of each block's
   static constexpr int kStageBytes = kWidth * kK * (kFp8 ? 1 : 2), kTableBytes = kFp8 ? 2048 : 0;
   static constexpr int kChunk = kWidth < 128 ? kWidth : 128;  // tokens that the epilogue takes at a time
   static constexpr int kEpilogueBytes = kChunk * kPitch * 2, kWeightBytes = 8 * kAhead * mxfp4::kTileBytes;
-  static constexpr int kFixed = kTableBytes + 2 * kEpilogueBytes + kWeightBytes + 1024 + 256;
+  static constexpr int kSideBytes = kWidth * 4;
+  static constexpr int kFixed = kTableBytes + 2 * (kEpilogueBytes + kSideBytes) + kWeightBytes + 1024 + 256;
   static constexpr int kStages = (kRoom - kFixed) / kStageBytes < 8 ? (kRoom - kFixed) / kStageBytes : 8;
   static constexpr int kSharedBytes = kStages * kStageBytes + kFixed;
   static_assert(kStageBytes % 1024 == 0, "stages keep the swizzle's alignment");
@@ -127,36 +129,36 @@ __device__ __forceinline__ void decode_e4m3(const uint4& codes, uint32_t distanc
   }
 }
 
-// A warp's own ring of weight tiles.
+// A warp's own ring of weight tiles, seen by one lane: a tile is 32 pieces of 16 bytes of codes and two of scales, which lanes 0
+// and 1 bring, each right behind its codes' address.
 struct Weights {
-  uint8_t* slots;
-  int lane;
+  uint8_t *codes, *scales;  // this lane's codes, and its row's scales, in the first slot
+  uint32_t lane;
 
-  // First byte of the strip that this warp owns in a tile of the product; a row past the end repeats the last strip.
-  static __device__ const uint8_t* strip_of(const Product& p, uint32_t expert, uint32_t row_tile, int warp) {
+  __device__ Weights(uint8_t* slots, uint32_t lane_number)
+      : codes(slots + lane_number * 16), scales(slots + mxfp4::kCodeBytes + lane_number / 4 * 4), lane(lane_number) {}
+  // This lane's first byte of the strip that its warp owns in a tile of the product; a row past the end repeats the last strip.
+  __device__ const uint8_t* strip_of(const Product& p, uint32_t expert, uint32_t row_tile, int warp) const {
     const uint32_t strips = p.rows / 16, strip = min(row_tile * (kRows / 16) + warp, strips - 1);
-    return p.weights + (static_cast<size_t>(expert) * strips + strip) * p.k_tiles * mxfp4::kTileBytes;
+    return p.weights + (static_cast<size_t>(expert) * strips + strip) * p.k_tiles * mxfp4::kTileBytes + lane * 16;
   }
-  // Starts the copy of tile `k`, or of nothing past the end; one group either way, so that groups count tiles.
-  __device__ void start(const uint8_t* strip, uint32_t k, uint32_t slot, uint32_t k_tiles) const {
-    const bool valid = k < k_tiles;
-    const uint8_t* source = strip + (valid ? k : 0) * mxfp4::kTileBytes;
-    uint8_t* target = slots + slot * mxfp4::kTileBytes;
-    ptx::copy_async<16>(target + lane * 16, source + lane * 16, valid);
-    // Lanes 0 and 1 bring the scales.
-    ptx::copy_async_if(lane < 2, target + mxfp4::kCodeBytes + (lane & 1) * 16, source + mxfp4::kCodeBytes + (lane & 1) * 16, valid);
+  // Starts the copy of a tile into the slot at `offset`, or of nothing; one group either way, so that groups count tiles.
+  __device__ void start(const uint8_t* source, uint32_t offset, bool valid) const {
+    ptx::copy_async<16>(codes + offset, source, valid);
+    ptx::copy_async_if(lane < 2, codes + offset + mxfp4::kCodeBytes, source + mxfp4::kCodeBytes, valid);
     ptx::copy_async_commit();
   }
   __device__ void start_all(const uint8_t* strip, uint32_t k_tiles) const {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) start(strip, i, i, k_tiles);
+    for (int i = 0; i < kAhead; ++i) start(strip + i * mxfp4::kTileBytes, i * mxfp4::kTileBytes, i < k_tiles);
   }
 };
+static_assert(kAhead % 2 == 0, "two steps of the loop take neighbouring slots");
 
 // One tile of the product. `next` is the strip of the tile after it, whose first weights are started before the epilogue.
 template <bool kFp8, bool kGateUp, int kWidth>
 __device__ __forceinline__ void tile_product(const Product& p, const TokenTile& tile, uint32_t row_tile, const Weights& weights, const uint8_t* own,
-                                             const uint8_t* next, const uint8_t* stages, uint32_t table, uint8_t* buffer, uint64_t* full, uint64_t* empty,
+                                             const uint8_t* next, const uint8_t* stages, uint32_t table, uint8_t* buffer, uint32_t* side, uint64_t* full, uint64_t* empty,
                                              Ring<Shape<kFp8, kWidth>::kStages>& ring) {
   using S = Shape<kFp8, kWidth>;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread & 31, g = lane / 4, t = lane % 4, group = threadIdx.x / 128 - 1;
@@ -170,17 +172,32 @@ __device__ __forceinline__ void tile_product(const Product& p, const TokenTile& 
     max0 = maxima[g], max1 = maxima[g + 8];
   }
   const uint32_t references = max0 * 0x0101u + max1 * 0x01010000u;
+  // What the epilogue needs is asked for here: there each load would be waited for.
+  const bf16* bias = p.bias + static_cast<size_t>(tile.expert) * p.rows + strip * 16;
+  const float b0 = __bfloat162float(bias[kGateUp ? 2 * g : g]), b1 = __bfloat162float(bias[kGateUp ? 2 * g + 1 : g + 8]);
+  // Per token: the scale of a quantised one, or the row of the output.
+  constexpr bool kNeedsSide = kFp8 || !kGateUp;
+  constexpr int kSides = (kWidth + 127) / 128;
+  uint32_t sides[kSides];
+#pragma unroll
+  for (int i = 0; i < kSides; ++i) {
+    const uint32_t token = thread + i * 128;
+    if (kNeedsSide && token < tile.count) sides[i] = kGateUp ? __float_as_uint(p.token_scales[tile.first + token]) : p.pairs[tile.first + token];
+    else sides[i] = 0;
+  }
 
   // NOTES: the assembler keeps products in flight only if no branch stands between two of them and each A fragment has registers
   // of its own; so the loop body is straight, two steps long, and leaves an odd step to the code after it.
-  const auto multiply = [&](uint32_t (&fragment)[kSteps][4], uint32_t k) {
+  const uint8_t* source = own + kAhead * mxfp4::kTileBytes;
+  uint32_t offset = 0;  // of the slot in turn
+  uint64_t* previous = empty;
+  const auto multiply = [&](uint32_t (&fragment)[kSteps][4], uint32_t k, uint32_t slot) {
     ptx::copy_async_wait<kAhead - 1>();
     __syncwarp();
-    const uint8_t* slot = weights.slots + k % kAhead * mxfp4::kTileBytes;
-    const uint4 codes = ptx::load_shared(slot + lane * 16);
-    const uint32_t scales = ptx::load_shared_word(slot + mxfp4::kCodeBytes + g * 4);
+    const uint4 codes = ptx::load_shared(weights.codes + offset + slot * mxfp4::kTileBytes);
+    const uint32_t scales = ptx::load_shared_word(weights.scales + offset + slot * mxfp4::kTileBytes);
     __syncwarp();
-    weights.start(own, k + kAhead, k % kAhead, p.k_tiles);
+    weights.start(source + slot * mxfp4::kTileBytes, offset + slot * mxfp4::kTileBytes, k + kAhead < p.k_tiles);
     if constexpr (kFp8) decode_e4m3(codes, references - scales, table, fragment);
     else decode(codes, scales, fragment);
     ptx::barrier_wait(&full[ring.stage], ring.phase);
@@ -189,29 +206,34 @@ __device__ __forceinline__ void tile_product(const Product& p, const TokenTile& 
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {  // a step is 32 bytes of a token in either type
-      if constexpr (kFp8) ptx::Wgmma<kWidth>::e4m3(sums, fragment[step], b + step * 2, k + step != 0);
-      else ptx::Wgmma<kWidth>::bf16(sums, fragment[step], b + step * 2, k + step != 0);
+      if constexpr (kFp8) ptx::Wgmma<kWidth>::e4m3(sums, fragment[step], b + step * 2, step != 0 || k != 0);
+      else ptx::Wgmma<kWidth>::bf16(sums, fragment[step], b + step * 2, step != 0 || k != 0);
     }
     ptx::wgmma_commit();
   };
+  // Hands back the stage before, whose product is done.
   const auto release_previous = [&](bool any) {
-    ptx::barrier_arrive_if(&empty[ring.stage ? ring.stage - 1 : S::kStages - 1], any && lane == 0);
+    ptx::barrier_arrive_if(previous, any && lane == 0);
+    previous = &empty[ring.stage];
   };
   uint32_t k = 0;
   for (; k + 2 <= p.k_tiles; k += 2) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      multiply(a[i], k + i);
+      multiply(a[i], k + i, i);
       ptx::wgmma_wait<1>();
-      release_previous(k + i > 0);
+      release_previous(i > 0 || k > 0);
       ring.next();
     }
+    source += 2 * mxfp4::kTileBytes;
+    offset = offset == (kAhead - 2) * mxfp4::kTileBytes ? 0 : offset + 2 * mxfp4::kTileBytes;
   }
   ptx::wgmma_wait<0>();
   release_previous(k > 0);
   if (k < p.k_tiles) {
-    multiply(a[0], k);
+    multiply(a[0], k, 0);
     ptx::wgmma_wait<0>();
+    previous = &empty[ring.stage];
     ring.next();
     release_previous(true);
   }
@@ -219,13 +241,16 @@ __device__ __forceinline__ void tile_product(const Product& p, const TokenTile& 
   if (next) weights.start_all(next, p.k_tiles);
 
   // Epilogue: rows g and g + 8 of the strip. gate_up: gate and up of one column; down: two columns.
-  const bf16* bias = p.bias + static_cast<size_t>(tile.expert) * p.rows + strip * 16;
   constexpr bool kFp8Out = kFp8 && kGateUp;
   constexpr int kColumns = kGateUp ? 32 : 64;  // output columns of this warpgroup, in pieces of 16 bytes
   constexpr int kElement = kFp8Out ? 1 : 2, kPieces = kColumns * kElement / 16, kPitchBytes = kFp8Out ? 48 : kPitch * 2;
-  const float b0 = __bfloat162float(bias[kGateUp ? 2 * g : g]), b1 = __bfloat162float(bias[kGateUp ? 2 * g + 1 : g + 8]);
   const float fixed = kGateUp ? 1.f : 1.f / kInnerScale, scale0 = row_scale(max0) * fixed, scale1 = row_scale(max1) * fixed;  // E4M3
-  const float* token_scales = p.token_scales + tile.first;
+  if constexpr (kNeedsSide) {
+#pragma unroll
+    for (int i = 0; i < kSides; ++i)
+      if (thread + i * 128 < kWidth) side[thread + i * 128] = sides[i];
+    if constexpr (kGateUp) ptx::named_sync(1 + group, 128);
+  }
   const uint32_t column = row_tile * (2 * kColumns) + group * kColumns + thread % kPieces * (16 / kElement);
   // NOTES: the chunk is a compile-time constant, or the sums would move to local memory.
   const auto store = [&](auto constant) {
@@ -238,7 +263,7 @@ __device__ __forceinline__ void tile_product(const Product& p, const TokenTile& 
         uint8_t* line = buffer + token * kPitchBytes;
         float v0 = sums[j * 4 + e], v1 = sums[j * 4 + 2 + e];
         if constexpr (kFp8) {
-          const float of_token = kGateUp ? token_scales[kFirst + token] : 1.f;
+          const float of_token = kGateUp ? __uint_as_float(side[kFirst + token]) : 1.f;
           v0 *= scale0 * of_token, v1 *= scale1 * of_token;
         }
         v0 += b0, v1 += b1;
@@ -256,7 +281,7 @@ __device__ __forceinline__ void tile_product(const Product& p, const TokenTile& 
     ptx::named_sync(1 + group, 128);
     if (column < p.out_columns)
       for (uint32_t token = thread / kPieces; token < kLast - kFirst && kFirst + token < tile.count; token += 128 / kPieces) {
-        const size_t row = kGateUp ? tile.first + kFirst + token : p.pairs[tile.first + kFirst + token];
+        const size_t row = kGateUp ? tile.first + kFirst + token : side[kFirst + token];
         *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.out) + (row * p.out_columns + column) * kElement) =
             *reinterpret_cast<const uint4*>(buffer + token * kPitchBytes + thread % kPieces * 16);
       }
@@ -272,7 +297,8 @@ __global__ void __launch_bounds__(kThreads, Shape<kFp8, kWidth>::kBlocks) produc
   uint8_t* stages = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(ptx::dynamic_shared()) + 1023) & ~static_cast<uintptr_t>(1023));
   uint8_t* table = stages + S::kStages * S::kStageBytes;
   uint8_t* epilogue = table + S::kTableBytes;
-  uint8_t* slots = epilogue + 2 * S::kEpilogueBytes;
+  uint8_t* sides = epilogue + 2 * S::kEpilogueBytes;
+  uint8_t* slots = sides + 2 * S::kSideBytes;
   uint64_t* full = reinterpret_cast<uint64_t*>(slots + S::kWeightBytes);
   uint64_t* empty = full + S::kStages;
   // The first kernel of a product starts when its inputs are complete, and the others only after it has started: no wait here.
@@ -304,14 +330,15 @@ __global__ void __launch_bounds__(kThreads, Shape<kFp8, kWidth>::kBlocks) produc
     ptx::take_registers<S::kConsumerRegisters>();
     const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
     uint8_t* buffer = epilogue + group * S::kEpilogueBytes;
-    const Weights weights = {slots + warp * kAhead * mxfp4::kTileBytes, static_cast<int>(threadIdx.x & 31)};
-    const auto strip_of = [&](uint32_t i) { return Weights::strip_of(p, p.tiles[i / p.row_tiles].expert, i % p.row_tiles, warp); };
+    uint32_t* side = reinterpret_cast<uint32_t*>(sides + group * S::kSideBytes);
+    const Weights weights(slots + warp * kAhead * mxfp4::kTileBytes, threadIdx.x & 31);
+    const auto strip_of = [&](uint32_t i) { return weights.strip_of(p, p.tiles[i / p.row_tiles].expert, i % p.row_tiles, warp); };
     const uint8_t* own = strip_of(blockIdx.x);
     weights.start_all(own, p.k_tiles);
     for (uint32_t i = blockIdx.x; i < total; i += gridDim.x) {
       const uint8_t* next = i + gridDim.x < total ? strip_of(i + gridDim.x) : nullptr;
-      tile_product<kFp8, kGateUp, kWidth>(p, p.tiles[i / p.row_tiles], i % p.row_tiles, weights, own, next, stages, ptx::shared_address(table), buffer, full,
-                                          empty, ring);
+      tile_product<kFp8, kGateUp, kWidth>(p, p.tiles[i / p.row_tiles], i % p.row_tiles, weights, own, next, stages, ptx::shared_address(table), buffer, side,
+                                          full, empty, ring);
       own = next;
     }
   }

@@ -1,6 +1,6 @@
 // archs: 90a
 // Checks the grouped expert products against the portable kernels and both against float64, then times them.
-// usage: grouped_harness [check|time|all]
+// usage: grouped_harness [check|small|time|all] [TOKENS]   TOKENS: time this count alone (for a profiler)
 #include <cuda_fp8.h>
 
 #include <cstring>
@@ -156,10 +156,11 @@ void check(const Layer& l, uint32_t tokens, bool skewed, bool against_float64, u
   expect_below(std::string(what) + ": fp8 vs float64 of quantised activations", relative_error(q, rf), 1.5e-2);
 }
 
-void time_all() {
+void time_all(uint32_t only) {
   Layer l(2880, 2880, 128, 0, 128, 77);
   std::mt19937 rng(5);
   for (uint32_t tokens : {64u, 128u, 256u, 512u, 1024u, 2048u, 4096u, 8192u}) {
+    if (only && tokens != only) continue;
     Device<bf16> x(static_cast<size_t>(tokens) * 2880), out(static_cast<size_t>(tokens) * 4 * 2880);
     fill_bf16(x.p, x.n, 1.7f, tokens);
     const auto ids = route(tokens, 128, false, rng);
@@ -204,7 +205,7 @@ int main(int argc, char** argv) {
       for (uint32_t tokens : {1u, 8u, 127u, 300u, 1000u, 8192u}) check(full, tokens, tokens == 1000, tokens == 300, seed + tokens);
     }
   }
-  if (!std::strcmp(mode, "time") || !std::strcmp(mode, "all")) time_all();
+  if (!std::strcmp(mode, "time") || !std::strcmp(mode, "all")) time_all(argc > 2 ? std::atoi(argv[2]) : 0);
   std::printf(failed() ? "FAILED\n" : "all checks passed\n");
   return failed();
 }
