@@ -1,8 +1,10 @@
 //! The backend for many tokens: grouped products of MXFP4 experts on the tensor cores, and attention for many queries.
 //!
 //! Experts alone; the router as a product and a selection; and the whole mixture of experts, put together from norm, router,
-//! experts and sum. Dense products take gathered rows and a norm before them, so that the fused forms of the graph run at any
+//! experts and sum. Dense products (see `dense`) take gathered rows and a norm before them, so that the fused forms of the graph run at any
 //! token count. It refuses float32 activations. Repacking is the `fallback`'s.
+
+mod dense;
 
 use gossamer_backend_api::ops::{
     AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc,
@@ -33,6 +35,7 @@ impl Exported for ManyTokens {
     fn open(host: HostServices) -> Result<Self, BackendError> {
         let opened = kernels::check_open(&host)
             .and_then(|()| kernels::prepare_grouped().into_result("open"))
+            .and_then(|()| kernels::prepare_dense().into_result("open"))
             .and_then(|()| kernels::prepare_prefill().into_result("open"));
         let unusable = match opened {
             Ok(()) => None,
@@ -168,7 +171,7 @@ unsafe fn route(desc: &RouteDesc, args: &RouteArgs, logits: u64, stream: u64) ->
     };
     // SAFETY: handed on.
     unsafe {
-        kernels::portable_gemm(&product, &product_args, stream).into_result("launch")?;
+        dense::logits(&product, &product_args, stream)?;
         kernels::topk(&choice, stream).into_result("launch")
     }
 }
@@ -228,9 +231,12 @@ impl KernelBackend for ManyTokens {
         self.check(desc).map_or_else(Support::No, |()| Support::Yes)
     }
 
-    fn tactics(&self, desc: &OpDesc, _tokens: u32) -> Vec<Tactic> {
+    fn tactics(&self, desc: &OpDesc, tokens: u32) -> Vec<Tactic> {
         if self.check(desc).is_err() {
             return Vec::new();
+        }
+        if let OpDesc::Gemm(desc) = desc {
+            return dense::tactics(desc, tokens);
         }
         let experts = |allow_fp8: u32| {
             let names =
@@ -258,7 +264,7 @@ impl KernelBackend for ManyTokens {
             OpDesc::Route(desc) => aligned(u64::from(tokens) * u64::from(desc.experts) * 4),
             OpDesc::FusedMoe(desc) => moe_space(desc, tactic, tokens).bytes,
             OpDesc::Attention(_) => kernels::PREFILL_WORKSPACE,
-            OpDesc::Gemm(desc) => kernels::gemm_workspace(desc, tokens),
+            OpDesc::Gemm(desc) => kernels::tiled_gemm_workspace(desc, tokens, tactic),
             _ => 0,
         }
     }
@@ -307,7 +313,7 @@ impl KernelBackend for ManyTokens {
                 }
                 (OpDesc::Route(desc), OpArgs::Route(args)) => route(desc, args, space.0, stream),
                 (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
-                (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => kernels::gemm(desc, args, space.0, stream),
+                (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => dense::launch(desc, args, launch),
                 (OpDesc::Attention(desc), OpArgs::Attention(args)) => {
                     kernels::prefill_attention(desc, args, launch.tactic, space, stream).into_result("launch")
                 }

@@ -29,6 +29,7 @@
 #include "gossamer/ptx/sm90.cuh"
 #include "gossamer/ptx/tma.cuh"
 #include "gossamer/ptx/wgmma.cuh"
+#include "gossamer/ring.cuh"
 #include "plan.cuh"
 
 namespace gossamer::grouped {
@@ -70,14 +71,6 @@ struct Product {
   const float* token_scales;  // E4M3 gate_up: per row of the sorted order
   uint32_t rows, k_tiles, row_tiles, out_columns;
   float limit, alpha;
-};
-
-template <int kStages>
-struct Ring {
-  uint32_t stage = 0, phase = 0;
-  __device__ void next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
 };
 
 // One word of four scales and four words of codes -> the A fragments of four k16 steps.

@@ -124,6 +124,16 @@ launchers! {
         workspace_bytes: usize,
         stream: u64,
     ) -> c_int = NOT_BUILT;
+    fn gossamer_dense_workspace(tactic: c_int) -> usize = 0;
+    fn gossamer_dense_prepare() -> c_int = NOT_BUILT;
+    fn gossamer_dense_gemm(
+        desc: *const GemmDesc,
+        args: *const GemmArgs,
+        tactic: c_int,
+        workspace: *mut c_void,
+        workspace_bytes: usize,
+        stream: u64,
+    ) -> c_int = NOT_BUILT;
     fn gossamer_grouped_workspace(desc: *const ExpertsDesc, tokens: u32, tactic: c_int) -> usize = 0;
     fn gossamer_grouped_prepare() -> c_int = NOT_BUILT;
     fn gossamer_prefill_attention_prepare() -> c_int = NOT_BUILT;

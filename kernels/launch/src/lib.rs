@@ -6,7 +6,7 @@
 mod compose;
 mod ffi;
 
-pub use compose::{gemm, gemm_workspace, logits_desc};
+pub use compose::{gemm, gemm_workspace, logits_desc, tiled_gemm, tiled_gemm_workspace};
 pub use ffi::{MoeArgs, RouterArgs, TinyGemmArgs, TopkArgs};
 
 use gossamer_backend_api::ops::{
@@ -135,6 +135,36 @@ pub unsafe fn gather_rows(x: u64, rows: u64, out: u64, count: u32, row_bytes: u3
 pub fn moe_workspace(tokens: u32, hidden: u32, intermediate: u32) -> u64 {
     // SAFETY: plain arithmetic.
     unsafe { ffi::gossamer_moe_workspace(tokens as c_int, hidden as c_int, intermediate as c_int) as u64 }
+}
+
+/// Bytes of workspace of [`dense_gemm`], for every shape.
+pub fn dense_workspace(tactic: u32) -> u64 {
+    // SAFETY: plain arithmetic.
+    unsafe { ffi::gossamer_dense_workspace(tactic as c_int) as u64 }
+}
+
+/// Sets up [`dense_gemm`].
+pub fn prepare_dense() -> Status {
+    // SAFETY: the context of the device is current by the border's contract.
+    Status::of(unsafe { ffi::gossamer_dense_prepare() })
+}
+
+/// Tiled dense product: no norm, no gathered rows.
+///
+/// # Safety
+/// As the other launchers; `workspace` holds `bytes`, its first [`gossamer_backend_api::Launch::ZEROED`] zero.
+pub unsafe fn dense_gemm(
+    desc: &GemmDesc,
+    args: &GemmArgs,
+    tactic: u32,
+    (workspace, bytes): (u64, u64),
+    stream: u64,
+) -> Status {
+    // SAFETY: handed on.
+    Status::of(unsafe {
+        let workspace = workspace as *mut c_void;
+        ffi::gossamer_dense_gemm(desc, args, tactic as c_int, workspace, bytes as usize, stream)
+    })
 }
 
 /// Bytes of workspace of [`grouped_experts`].

@@ -71,6 +71,16 @@ void copy_async_wait() {
   for (size_t& g : t.copy_groups) g -= copies;
 }
 
+// --- global memory ---
+inline void release_bits(uint32_t* p, uint32_t bits) { *p |= bits; }
+inline void clear_bits(uint32_t* p, uint32_t bits) { *p &= ~bits; }
+// Blocks run one after the other, so what is awaited is there or never comes.
+inline void wait_for_bits(const uint32_t* p, uint32_t bits) {
+  if ((*p & bits) != bits) fail("a flag is awaited that no earlier block has set");
+}
+inline float4 load_past_l1(const float4* p) { return *p; }
+inline uint32_t load_half(const void* p) { return *static_cast<const uint16_t*>(p); }
+
 // --- shared memory, arithmetic, registers ---
 inline uint4 load_shared(const void* p) { return *static_cast<const uint4*>(p); }
 inline uint32_t load_shared_word(const void* p) { return *static_cast<const uint32_t*>(p); }
@@ -80,6 +90,7 @@ inline float exp2_flushed(float x) {
   return y < 1.17549435e-38f ? 0.f : y;
 }
 inline float bf16_bits(uint32_t half) { return emulation_bits<float>(half << 16); }
+inline float bf16_low(uint32_t pair) { return bf16_bits(pair & 0xFFFF); }
 inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) { return emulation_bits<uint16_t>(__float2bfloat16(bf16_bits(x & 0xFFFF) * bf16_bits(y & 0xFFFF))); };
   return one(a, b) | static_cast<uint32_t>(one(a >> 16, b >> 16)) << 16;

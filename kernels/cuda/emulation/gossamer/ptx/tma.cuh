@@ -41,6 +41,7 @@ inline void tensor_load_2d(void* dst, const CUtensorMap* map, int x, int y, uint
 inline void tensor_load_3d(void* dst, const CUtensorMap* map, int x, int y, int z, uint64_t* bar) { tensor_load(dst, map, {x, y, z}, bar); }
 inline void tensor_prefetch_map(const CUtensorMap*) {}
 
+inline bool tensor_encoder() { return true; }
 inline bool make_tensor_map(CUtensorMap* map, CUtensorMapDataType, int element, const void* address, uint64_t rows, uint64_t columns, uint32_t box_rows,
                             int row_bytes = 128) {
   const Tensor t = {static_cast<const uint8_t*>(address),

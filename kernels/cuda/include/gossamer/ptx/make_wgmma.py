@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes wgmma.cuh: one wrapper per width of the warpgroup product, A from registers, B from shared memory (K-major).
 
-The widths of attention have two more: A from shared memory, and B with tokens as rows (N-major)."""
+Some widths have more: A from shared memory (attention, dense products), and B with tokens as rows (N-major, attention)."""
 from pathlib import Path
 
 HEAD = '''// Warpgroup products (sm_90a): D[64 x N] (+)= A[64 x k] B[k x N], A in registers, B in shared memory, K-major.
@@ -38,7 +38,7 @@ struct Wgmma;
 '''
 
 TRANSPOSED = (64,)
-SHARED = (128,)
+SHARED = (32, 64, 128, 192, 256)
 
 def variant(n):
     d = n // 2

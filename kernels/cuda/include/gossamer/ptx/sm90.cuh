@@ -137,6 +137,22 @@ __device__ __forceinline__ int acquire_load(const int* p) {
   return v;
 }
 
+// Sets bits when all that this thread knows of is visible to the device.
+__device__ __forceinline__ void release_bits(uint32_t* p, uint32_t bits) { asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(p), "r"(bits) : "memory"); }
+__device__ __forceinline__ void clear_bits(uint32_t* p, uint32_t bits) { asm volatile("red.relaxed.gpu.global.and.b32 [%0], %1;" ::"l"(p), "r"(~bits) : "memory"); }
+__device__ __forceinline__ void wait_for_bits(const uint32_t* p, uint32_t bits) {
+  uint32_t v;
+#ifdef GOSSAMER_SPIN_LIMIT
+  uint32_t turns = 0;
+#endif
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+#ifdef GOSSAMER_SPIN_LIMIT
+    if (++turns == GOSSAMER_SPIN_LIMIT) asm volatile("trap;");
+#endif
+  } while ((v & bits) != bits);
+}
+
 // --- arithmetic ----------------------------------------------------------------------------------------------------------
 // 2^x; results below the normal range are zero.
 __device__ __forceinline__ float exp2_flushed(float x) {
@@ -196,6 +212,12 @@ __device__ __forceinline__ void cluster_store(float* local, uint32_t rank, float
 __device__ __forceinline__ uint4 load_streaming(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+// Past L1: what other multiprocessors wrote in this launch.
+__device__ __forceinline__ float4 load_past_l1(const float4* p) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
   return v;
 }
 // Constant data for later: volatile, as are the conversions below, so that the compiler cannot pull the use up to the load.
