@@ -202,3 +202,56 @@ impl Batch {
         self.sampled_rows.len() as u32
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gossamer_wire::KvGroup;
+
+    fn info(num_blocks: u32) -> WorkerInfo {
+        WorkerInfo {
+            rank: 0,
+            num_blocks,
+            block_size: 64,
+            groups: vec![KvGroup { window: None }, KvGroup { window: Some(128) }],
+            max_model_len: 4096,
+            vocab_size: 100,
+        }
+    }
+
+    #[test]
+    fn sequences_to_measure_attention_on_are_long_and_stay_inside_pool_and_tables() {
+        let mut batch = Batch::default();
+        for (tokens, single, num_blocks) in
+            [(1, true, 1000), (64, true, 50), (5000, false, 1000), (17, false, 7)]
+        {
+            batch.fill_attention(tokens, single, &info(num_blocks));
+            assert_eq!(batch.tokens(), tokens);
+            assert_eq!(batch.query_starts.last(), Some(&tokens));
+            let sequences = batch.kv_lens.len();
+            if single {
+                assert_eq!(
+                    (sequences, batch.max_query, batch.max_kv),
+                    (tokens as usize, 1, TUNED_CONTEXT + 1)
+                );
+            }
+            for group in &batch.groups {
+                assert_eq!(group.tables.len(), sequences * group.stride as usize);
+                assert!(group.tables.iter().all(|block| *block < num_blocks));
+                for (s, len) in batch.kv_lens.iter().enumerate() {
+                    assert!(len.div_ceil(64) - group.first_blocks[s] <= group.stride, "{tokens} {s}");
+                }
+                assert_eq!(group.slots.len(), tokens as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn padding_counts_as_sequences_of_one_query() {
+        let mut batch = Batch::default();
+        batch.fill_attention(1, true, &info(40));
+        batch.singles = 1;
+        batch.pad(4, 40, 64);
+        assert_eq!((batch.singles, batch.kv_lens.len()), (4, 4));
+    }
+}

@@ -281,3 +281,35 @@ impl Model {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_a_launch_keeps_its_rows_and_begins_at_the_next_sequence() {
+        let args = AttentionArgs {
+            q: 1,
+            q_stride: 384,
+            sequences: 5,
+            query_starts: 1000,
+            kv_lens: 2000,
+            block_tables: 3000,
+            table_stride: 16,
+            max_query: 9,
+            max_kv: 100,
+            tokens: 40,
+            first_blocks: 4000,
+            sinks: 2,
+            kv: 3,
+            kv_scales: 0,
+            out: 4,
+        };
+        let rest = without(args, 3);
+        assert_eq!((rest.sequences, rest.tokens, rest.q, rest.out), (2, 40, 1, 4));
+        assert_eq!(
+            [rest.query_starts, rest.kv_lens, rest.block_tables, rest.first_blocks],
+            [1012, 2012, 3000 + 3 * 64, 4012]
+        );
+    }
+}
