@@ -6,6 +6,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     patterns: Arc<[Pattern]>,
+    /// Matches that are complete within this many tokens of a choice do not count.
+    min_tokens: u32,
 }
 
 #[derive(Debug)]
@@ -20,7 +22,18 @@ impl StopStrings {
     /// Prepares the strings; empty ones, which would match everywhere, are left out.
     pub fn new<S: AsRef<str>>(strings: impl IntoIterator<Item = S>) -> Self {
         let patterns = strings.into_iter().filter(|s| !s.as_ref().is_empty());
-        Self { patterns: patterns.map(|s| Pattern::new(s.as_ref().as_bytes())).collect() }
+        Self { patterns: patterns.map(|s| Pattern::new(s.as_ref().as_bytes())).collect(), min_tokens: 0 }
+    }
+
+    /// The same strings, which end no choice within its first `min_tokens` tokens. A string that such a token begins
+    /// and a later one completes does.
+    pub fn after(self, min_tokens: u32) -> Self {
+        Self { min_tokens, ..self }
+    }
+
+    /// Whether a match that the token at `position` completes counts.
+    pub(crate) fn count_at(&self, position: u32) -> bool {
+        position >= self.min_tokens
     }
 
     /// Whether there is nothing to match.
@@ -71,17 +84,31 @@ pub struct StopMatcher {
     /// For each string, how much of it ends the text so far.
     progress: Vec<usize>,
     held: String,
+    /// The pattern that ended the text.
+    matched: Option<usize>,
 }
 
 impl StopMatcher {
     /// A matcher at the beginning of a text.
     pub fn new(stops: StopStrings) -> Self {
-        Self { progress: vec![0; stops.patterns.len()], stops, held: String::new() }
+        Self { progress: vec![0; stops.patterns.len()], stops, held: String::new(), matched: None }
+    }
+
+    /// The strings that are looked for.
+    pub fn stops(&self) -> &StopStrings {
+        &self.stops
+    }
+
+    /// The string that was found.
+    pub fn matched(&self) -> Option<&str> {
+        let pattern = self.stops.patterns.get(self.matched?)?;
+        std::str::from_utf8(&pattern.bytes).ok()
     }
 
     /// Takes the next part of the text and appends what is certain to `out`. `true` when a stop string is
-    /// complete: all text before it was released, the rest is gone.
-    pub fn push(&mut self, text: &str, out: &mut String) -> bool {
+    /// complete: all text before it was released, the rest is gone. Unless matches `count`, a complete string is text
+    /// like any other.
+    pub fn push(&mut self, text: &str, count: bool, out: &mut String) -> bool {
         if self.stops.is_empty() {
             out.push_str(text);
             return false;
@@ -91,11 +118,17 @@ impl StopMatcher {
         for at in before..self.held.len() {
             let byte = self.held.as_bytes()[at];
             let mut matched = 0;
-            for (pattern, progress) in self.stops.patterns.iter().zip(&mut self.progress) {
+            for (index, (pattern, progress)) in self.stops.patterns.iter().zip(&mut self.progress).enumerate()
+            {
                 *progress = pattern.advance(*progress, byte);
-                if *progress == pattern.bytes.len() {
-                    matched = matched.max(*progress);
+                if *progress < pattern.bytes.len() {
+                    continue;
                 }
+                if count && *progress > matched {
+                    (matched, self.matched) = (*progress, Some(index));
+                }
+                // Where the next match may begin.
+                *progress = pattern.fallback[*progress] as usize;
             }
             if matched > 0 {
                 // Stop strings begin with a whole character, so this is a character border.
@@ -133,7 +166,7 @@ mod tests {
         let mut released = Vec::new();
         for part in parts {
             let mut out = String::new();
-            let matched = matcher.push(part, &mut out);
+            let matched = matcher.push(part, true, &mut out);
             released.push(out);
             if matched {
                 return (released, true);
@@ -170,9 +203,27 @@ mod tests {
         assert_eq!(run(&["aab"], &["aa", "a", "b"]), (vec!["".into(), "a".into(), "".into()], true));
     }
 
-    /// The definition, written without cleverness.
-    fn model(text: &str, stops: &[String]) -> (String, bool) {
-        for end in 1..=text.len() {
+    #[test]
+    fn the_string_that_was_found_is_named() {
+        let mut matcher = StopMatcher::new(StopStrings::new(["", "c", "abc", "x"]));
+        assert_eq!(matcher.matched(), None);
+        assert!(matcher.push("abc", true, &mut String::new()));
+        assert_eq!(matcher.matched(), Some("abc"));
+    }
+
+    #[test]
+    fn matches_that_do_not_count_are_text_and_may_begin_one_that_does() {
+        let mut matcher = StopMatcher::new(StopStrings::new(["aba"]));
+        let mut out = String::new();
+        assert!(!matcher.push("xaba", false, &mut out));
+        assert_eq!(out, "xab", "the last letter may begin another match");
+        assert!(matcher.push("ba", true, &mut out));
+        assert_eq!(out, "xab");
+    }
+
+    /// The definition, written without cleverness. Matches that end within the first `min` bytes do not count.
+    fn model(text: &str, stops: &[String], min: usize) -> (String, bool) {
+        for end in min + 1..=text.len() {
             let start = stops
                 .iter()
                 .filter(|s| !s.is_empty() && text.as_bytes()[..end].ends_with(s.as_bytes()))
@@ -195,7 +246,26 @@ mod tests {
             let stop_refs: Vec<&str> = stops.iter().map(String::as_str).collect();
             let part_refs: Vec<&str> = parts.iter().map(String::as_str).collect();
             let (released, matched) = run(&stop_refs, &part_refs);
-            prop_assert_eq!((released.concat(), matched), model(&parts.concat(), &stops));
+            prop_assert_eq!((released.concat(), matched), model(&parts.concat(), &stops, 0));
+        }
+
+        #[test]
+        fn early_matches_change_nothing(
+            early in prop::collection::vec("[abc뷁]{0,5}", 0..5),
+            late in prop::collection::vec("[abc뷁]{0,5}", 0..5),
+            stops in prop::collection::vec("[abc뷁]{0,4}", 0..4),
+        ) {
+            let mut matcher = StopMatcher::new(StopStrings::new(&stops));
+            let mut out = String::new();
+            for part in &early {
+                prop_assert!(!matcher.push(part, false, &mut out));
+            }
+            let matched = late.iter().any(|part| matcher.push(part, true, &mut out));
+            if !matched {
+                matcher.flush(&mut out);
+            }
+            let text = early.concat() + &late.concat();
+            prop_assert_eq!((out, matched), model(&text, &stops, early.concat().len()));
         }
 
         #[test]
@@ -205,7 +275,7 @@ mod tests {
         ) {
             let mut matcher = StopMatcher::new(StopStrings::new(&stops));
             for part in &parts {
-                if matcher.push(part, &mut String::new()) {
+                if matcher.push(part, true, &mut String::new()) {
                     break;
                 }
                 prop_assert!(matcher.held.is_empty() || stops.iter().any(|s| s.starts_with(&matcher.held)));

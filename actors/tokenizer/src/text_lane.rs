@@ -55,6 +55,11 @@ impl TextLane {
         Self { matcher: StopMatcher::new(stops), ..Self::default() }
     }
 
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.matcher.matched()
+    }
+
     /// Starts a new text whose first token has the given position.
     pub fn restart(&mut self, position: u32) {
         self.detokenizer = Detokenizer::new();
@@ -96,7 +101,9 @@ impl TextLane {
     fn release(&mut self, out: &mut String, span: &mut TokenSpan) -> bool {
         self.text_len += self.decoded.len();
         let before = out.len();
-        let matched = self.matcher.push(&self.decoded, out);
+        let position = (self.first + self.starts.len() as u32).saturating_sub(1);
+        let counts = self.matcher.stops().count_at(position);
+        let matched = self.matcher.push(&self.decoded, counts, out);
         self.attribute(out.len() - before, span);
         matched
     }
@@ -190,6 +197,11 @@ impl TextOutput {
     /// Whether a stop string ended the text.
     pub fn stopped(&self) -> bool {
         self.stopped
+    }
+
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.lane.stop_string()
     }
 
     /// Tokens read, the one that completed a stop string included: what usage counts.

@@ -213,6 +213,11 @@ impl ChatOutput {
         self.state == State::Stopped
     }
 
+    /// The stop string that ended the reply.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.text.stop_string()
+    }
+
     /// Tokens read, the one that completed a stop string included: what usage counts.
     pub fn consumed(&self) -> u32 {
         self.consumed

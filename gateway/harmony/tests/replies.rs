@@ -7,6 +7,7 @@ mod common;
 
 use common::{O200K, Reply, options, reply, reply_in, reply_with, script};
 use gossamer_harmony::{ChatDelta, ChatOutput, Ending, FinishReason};
+use gossamer_tokenizer::StopStrings;
 
 fn texts(reply: &Reply) -> (&str, &str) {
     (&reply.reasoning, &reply.content)
@@ -236,4 +237,39 @@ fn entries_follow_the_text_that_their_tokens_made() {
         .copied()
         .collect();
     assert_eq!(bytes, "one𓀀 zz two".as_bytes());
+}
+
+#[test]
+fn stop_strings_wait_for_their_token_in_every_body() {
+    let text = "<|channel|>analysis<|message|>one two<|end|><|start|>assistant<|channel|>final<|message|>one two<|return|>";
+    let ids = script(text);
+    let header = script("<|channel|>analysis<|message|>").len() as u32;
+    // The token that completes the word counts from its own position on: it is `min_tokens` tokens after the first.
+    for (min_tokens, reasoning, content) in
+        [(0, "", ""), (header, "", ""), (header + 1, "one two", ""), (ids.len() as u32, "one two", "one two")]
+    {
+        for size in [1, 2, ids.len()] {
+            let mut options = options(&[], &[]);
+            options.stops = StopStrings::new(["one"]).after(min_tokens);
+            let reply = reply_in(options, ids.chunks(size), Ending::Stop);
+            assert_eq!(texts(&reply), (reasoning, content), "{min_tokens} tokens, groups of {size}");
+        }
+    }
+    // Text without a header is read as a body later than its tokens were drawn: their own positions count.
+    for (min_tokens, content) in [(0, ""), (1, "to be or not")] {
+        let mut options = options(&[], &[]);
+        options.stops = StopStrings::new(["to"]).after(min_tokens);
+        let mut output = ChatOutput::new(options);
+        let mut deltas = Vec::new();
+        output.push(&script("to be or not"), &mut deltas);
+        output.finish(Ending::Stop, &mut deltas);
+        let text: String = deltas
+            .iter()
+            .map(|delta| match delta {
+                ChatDelta::Content { text, .. } => text.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!((text.as_str(), output.stop_string()), (content, (min_tokens == 0).then_some("to")));
+    }
 }

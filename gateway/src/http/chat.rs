@@ -4,7 +4,7 @@ use super::{
     App, body,
     chat_request::ChatRequest,
     chat_stream::ChatWriter,
-    choice::{Body as PieceBody, Choice, Decoder},
+    choice::{Body as PieceBody, Choice, Decoder, StopReason},
     error::ApiError,
     generation::{self, Generation, Prompt, Step, Terms},
     logprobs::ChatLogprobs,
@@ -40,7 +40,7 @@ struct ChatChoice {
     message: AssistantMessage,
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
-    stop_reason: Option<u32>,
+    stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
@@ -223,7 +223,7 @@ impl Collected {
             ids.extend(choice.take_rest().map(|drawn| drawn.token));
         }
         self.choice.finish_reason = choice.finish.map(|finish| finish.as_str());
-        self.choice.stop_reason = choice.stop_reason;
+        self.choice.stop_reason = choice.stop_reason.take();
     }
 
     fn finish(mut self) -> ChatChoice {

@@ -5,7 +5,7 @@
 use super::{
     App,
     chat::Plan,
-    choice::{Body, Piece},
+    choice::{Body, Piece, StopReason},
     generation::Generation,
     logprobs::ChatLogprobs,
     sampling::StreamOptions,
@@ -21,8 +21,9 @@ struct ChunkChoice<'a> {
     delta: Delta<'a>,
     logprobs: Option<&'a ChatLogprobs>,
     finish_reason: Option<&'static str>,
+    /// Told with the end: a reason, or null.
     #[serde(skip_serializing_if = "Option::is_none")]
-    stop_reason: Option<u32>,
+    stop_reason: Option<Option<&'a StopReason>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
 }
@@ -95,7 +96,7 @@ impl ChatWriter {
         index: usize,
         mut delta: Delta<'_>,
         logprobs: Option<&ChatLogprobs>,
-        end: Option<(&'static str, Option<u32>)>,
+        end: Option<(&'static str, Option<&StopReason>)>,
         usage: Option<&Usage>,
     ) {
         let (role_told, position) = &mut self.told[index];
@@ -107,7 +108,7 @@ impl ChatWriter {
             delta,
             logprobs,
             finish_reason: end.map(|(reason, _)| reason),
-            stop_reason: end.and_then(|(_, token)| token),
+            stop_reason: end.map(|(_, reason)| reason),
             token_ids: self.plan.return_token_ids.then_some(&self.ids[..]),
         };
         let prompt_ids = self.plan.prompt_ids.as_ref().filter(|_| !self.prompt_told);
@@ -187,7 +188,8 @@ impl ChunkWriter for ChatWriter {
             if keep_tokens {
                 self.ids.extend(choice.take_rest().map(|drawn| drawn.token));
             }
-            let end = Some((finish.as_str(), choice.stop_reason));
+            let stop_reason = choice.stop_reason.take();
+            let end = Some((finish.as_str(), stop_reason.as_ref()));
             self.send(out, index, Delta::default(), None, end, usage.as_ref());
         }
         // Given back so that its memory is used again.

@@ -6,6 +6,7 @@
 use gossamer_harmony::{ChatDelta, ChatOutput, Ending, FinishReason as ChatFinish};
 use gossamer_tokenizer::{TextDelta, TextOutput, TokenSpan};
 use gossamer_wire::{FinishReason, TokenDelta, TokenLogprobs};
+use serde::Serialize;
 use std::{collections::VecDeque, sync::Arc};
 
 /// Where text goes.
@@ -62,6 +63,16 @@ impl Finish {
     }
 }
 
+/// What of the client's own ended a choice: vLLM's `stop_reason`. An end-of-sequence token is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// One of `stop_token_ids`.
+    Token(u32),
+    /// One of `stop`.
+    Text(String),
+}
+
 /// A token with what is known of its draw.
 #[derive(Clone, Debug)]
 pub struct Drawn {
@@ -88,8 +99,8 @@ pub struct Choice {
     pub pieces: Vec<Piece>,
     /// Set once.
     pub finish: Option<Finish>,
-    /// The client's stop token that ended the choice.
-    pub stop_reason: Option<u32>,
+    /// What the client asked to stop at, if that ended the choice.
+    pub stop_reason: Option<StopReason>,
     client_stops: Arc<[u32]>,
     keep_tokens: bool,
     pending: VecDeque<Drawn>,
@@ -129,7 +140,7 @@ impl Choice {
             && let Some(stop) = stop
         {
             self.decoder.push_stop_token(stop, &mut self.pieces);
-            self.stop_reason = self.client_stops.contains(&stop).then_some(stop);
+            self.stop_reason = self.client_stops.contains(&stop).then_some(StopReason::Token(stop));
         }
         let stopped = self.decoder.stopped();
         if stopped || delta.finish.is_some() {
@@ -138,6 +149,10 @@ impl Choice {
                 false => Ending::Length,
             };
             self.finish = Some(self.decoder.finish(ending, &mut self.pieces));
+            if self.decoder.stopped() {
+                // A string that is complete earlier, or in what a stop token released, is the first to end the choice.
+                self.stop_reason = self.decoder.stop_string().map(|text| StopReason::Text(text.to_owned()));
+            }
         }
     }
 
@@ -231,6 +246,14 @@ impl Decoder {
                 if output.stopped() { Finish::Stop } else { Finish::from(ending) }
             }
             Self::Ids(_) => Finish::from(ending),
+        }
+    }
+
+    fn stop_string(&self) -> Option<&str> {
+        match self {
+            Self::Chat(output, _) => output.stop_string(),
+            Self::Text(output) => output.stop_string(),
+            Self::Ids(_) => None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     App,
-    choice::Body,
+    choice::{Body, StopReason},
     completions::Plan,
     generation::Generation,
     logprobs::TextLogprobs,
@@ -21,7 +21,7 @@ struct ChunkChoice<'a> {
     text: &'a str,
     logprobs: Option<&'a TextLogprobs>,
     finish_reason: Option<&'static str>,
-    stop_reason: Option<u32>,
+    stop_reason: Option<&'a StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,6 +85,7 @@ impl ChunkWriter for CompletionWriter {
         let usage = self.usage_so_far(generation);
         let choice = &mut generation.choices[index];
         let finish = choice.finish.map(|finish| finish.as_str());
+        let stop_reason = choice.stop_reason.take();
         let pieces = std::mem::take(&mut choice.pieces);
         let common = &self.plan.request.common;
         let keep_tokens = common.return_token_ids || self.plan.request.logprobs.is_some();
@@ -113,7 +114,7 @@ impl ChunkWriter for CompletionWriter {
                 text,
                 logprobs: logprobs.as_ref(),
                 finish_reason: finish.filter(|_| number == last),
-                stop_reason: choice.stop_reason.filter(|_| number == last),
+                stop_reason: stop_reason.as_ref().filter(|_| number == last),
                 token_ids: common.return_token_ids.then_some(&self.ids[..]),
                 prompt_token_ids: match &self.plan.prompt_ids {
                     Some(ids) if first => ids.get(index / common.n as usize).map(Vec::as_slice),
@@ -130,7 +131,7 @@ impl ChunkWriter for CompletionWriter {
                 text: "",
                 logprobs: None,
                 finish_reason: finish,
-                stop_reason: choice.stop_reason,
+                stop_reason: stop_reason.as_ref(),
                 token_ids: common.return_token_ids.then_some(&self.ids[..]),
                 prompt_token_ids: None,
             };

@@ -2,7 +2,7 @@
 
 use super::{
     App, body,
-    choice::{Body as PieceBody, Choice, Decoder},
+    choice::{Body as PieceBody, Choice, Decoder, StopReason},
     completion_request::CompletionRequest,
     completion_stream::CompletionWriter,
     error::ApiError,
@@ -35,7 +35,7 @@ struct CompletionChoice {
     text: String,
     logprobs: Option<TextLogprobs>,
     finish_reason: Option<&'static str>,
-    stop_reason: Option<u32>,
+    stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +156,7 @@ impl Plan {
             ids.extend(choice.take_rest().map(|drawn| drawn.token));
         }
         collected.choice.finish_reason = choice.finish.map(|finish| finish.as_str());
-        collected.choice.stop_reason = choice.stop_reason;
+        collected.choice.stop_reason = choice.stop_reason.take();
     }
 }
 

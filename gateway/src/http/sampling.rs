@@ -116,11 +116,12 @@ impl Common {
             logprobs: None,
         };
         let stream = fields.boolean("stream")?.unwrap_or(false);
+        let min_tokens = fields.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
         Ok(Self {
             sampling,
             stop_token_ids: fields.token_ids("stop_token_ids", limits.vocab_size, MOST_TOKEN_IDS)?,
-            stop: stop_strings(fields)?,
-            min_tokens: fields.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32,
+            stop: stop_strings(fields)?.after(min_tokens),
+            min_tokens,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             n: fields.integer("n", 1..=MOST_CHOICES)?.unwrap_or(1) as u32,
             stream,

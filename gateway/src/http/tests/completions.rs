@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 const PATH: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
 
 fn joined(events: &[Value], index: u64) -> String {
     events
@@ -101,6 +102,52 @@ async fn stop_tokens_give_no_text_and_are_named() {
     assert_eq!(submit.stop.stop_token_ids, [200_002, 199_999, 200_012]);
     server.post(PATH, json!({"prompt": "x", "ignore_eos": true})).await;
     assert!(server.submitted().pop().unwrap().stop.stop_token_ids.is_empty());
+}
+
+/// As vLLM: stop strings are looked for in what comes after `min_tokens` tokens, and the one found is `stop_reason`.
+#[tokio::test]
+async fn stop_strings_wait_for_min_tokens_and_are_named() {
+    let chat = |body: Value| {
+        let mut body = body;
+        body["messages"] = json!([{"role": "user", "content": "x"}]);
+        body["ignore_eos"] = json!(true);
+        body
+    };
+    let text = "one STOP two STOP three";
+    let script = tokenizer().encode_ordinary(text);
+    let after_first = tokenizer().encode_ordinary("one STOP").len();
+    assert!(after_first < tokenizer().encode_ordinary("one STOP two STOP").len());
+    for interval in ["1", "7"] {
+        let server = Server::start(&["--stream-interval", interval], Behaviour::Tokens(script.clone())).await;
+        for (min_tokens, stop, expected, reason) in [
+            (0, json!(["never", "STOP"]), "one ", json!("STOP")),
+            (after_first, json!(["STOP"]), "one STOP two ", json!("STOP")),
+            // Begun by an early token and completed by a later one.
+            (after_first, json!(["OP tw"]), "one ST", json!("OP tw")),
+            (script.len(), json!(["STOP"]), text, Value::Null),
+        ] {
+            let body = json!({
+                "prompt": "x", "max_tokens": script.len(), "min_tokens": min_tokens, "stop": stop,
+            });
+            let finish = if reason.is_null() { "length" } else { "stop" };
+            let answer = server.post(PATH, body.clone()).await["choices"][0].clone();
+            assert_eq!((&answer["text"], &answer["stop_reason"]), (&json!(expected), &reason), "{body}");
+            assert_eq!(answer["finish_reason"], finish, "{body}");
+            let mut streamed = body.clone();
+            streamed["stream"] = json!(true);
+            let events = server.stream(PATH, streamed).await;
+            assert_eq!(joined(&events, 0), expected, "{body}");
+            assert_eq!(events.last().unwrap()["choices"][0]["stop_reason"], reason, "{body}");
+
+            let answer = server.post(CHAT, chat(body.clone())).await["choices"][0].clone();
+            let found = (&answer["message"]["content"], &answer["stop_reason"], &answer["finish_reason"]);
+            assert_eq!(found, (&json!(expected), &reason, &json!(finish)), "{body}");
+            let mut streamed = chat(body.clone());
+            streamed["stream"] = json!(true);
+            let last = server.stream(CHAT, streamed).await.pop().unwrap()["choices"][0].clone();
+            assert_eq!(last.get("stop_reason"), Some(&reason), "told, or told to be nothing: {last}");
+        }
+    }
 }
 
 #[tokio::test]
