@@ -77,6 +77,9 @@ pub struct Summary {
     pub itl: Distribution,
     /// End-to-end latency.
     pub e2el: Distribution,
+    /// Tokens per second of a request, from sending it to its last token: the median request, and the slowest. A stream
+    /// that is starved shows in the second and not in the first.
+    pub stream_throughput: (f64, f64),
     /// What a reader must know of the data set.
     pub notes: Vec<String>,
 }
@@ -85,6 +88,17 @@ pub struct Summary {
 fn tpot(sample: &Sample) -> Option<f64> {
     (sample.completion_tokens > 1)
         .then(|| (sample.latency - sample.ttft) / (sample.completion_tokens - 1) as f64)
+}
+
+/// Tokens per second as the user of a stream sees them: the wait for the first is part of it.
+fn per_second(sample: &Sample) -> f64 {
+    sample.completion_tokens as f64 / sample.latency.max(1e-9)
+}
+
+fn median_and_least(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.first().map_or((0.0, 0.0), |least| (quantile(&values, 0.5), *least))
 }
 
 /// Computes the figures.
@@ -123,6 +137,7 @@ pub fn summarize(args: &ServeBenchArgs, model: &str, prompts: &PromptSet, outcom
         tpot: Distribution::of(good.iter().filter_map(|sample| tpot(sample)), percentiles),
         itl: Distribution::of(good.iter().flat_map(|sample| sample.itl.iter().copied()), percentiles),
         e2el: Distribution::of(good.iter().map(|sample| sample.latency), percentiles),
+        stream_throughput: median_and_least(good.iter().map(|sample| per_second(sample))),
         notes: prompts.notes.clone(),
     }
 }
@@ -182,6 +197,8 @@ impl Summary {
             ("total_token_throughput", json!(self.total_throughput)),
             ("max_output_tokens_per_s", json!(self.peak_output_throughput)),
             ("max_concurrent_requests", json!(self.peak_concurrency)),
+            ("median_stream_tokens_per_s", json!(self.stream_throughput.0)),
+            ("min_stream_tokens_per_s", json!(self.stream_throughput.1)),
             ("notes", json!(self.notes)),
         ];
         for (key, value) in pairs {
@@ -208,6 +225,15 @@ mod tests {
         let values = Distribution::of([0.001, 0.002, 0.003, 0.004].into_iter(), &[0.0, 75.0, 100.0]);
         assert_eq!(values.median, 2.5);
         assert_eq!(values.percentiles, [(0.0, 1.0), (75.0, 3.25), (100.0, 4.0)]);
+    }
+
+    #[test]
+    fn a_starved_stream_shows_beside_the_median() {
+        let stream =
+            |tokens, latency| per_second(&Sample { completion_tokens: tokens, latency, ..Sample::default() });
+        let values = [stream(100, 1.0), stream(100, 2.0), stream(100, 10.0)];
+        assert_eq!(median_and_least(values.into_iter()), (50.0, 10.0));
+        assert_eq!(median_and_least(std::iter::empty()), (0.0, 0.0));
     }
 
     #[test]

@@ -40,6 +40,10 @@ pub fn block(args: &ServeBenchArgs, summary: &Summary) -> String {
     line("Peak output token throughput (tok/s):", format!("{:.2}", summary.peak_output_throughput));
     line("Peak concurrent requests:", format!("{:.2}", summary.peak_concurrency as f64));
     line("Total token throughput (tok/s):", format!("{:.2}", summary.total_throughput));
+    let (median, least) = summary.stream_throughput;
+    line("Median tokens per stream (tok/s):", format!("{median:.2}"));
+    let share = if median > 0.0 { 100.0 * least / median } else { 0.0 };
+    line("Slowest stream (tok/s):", format!("{least:.2} ({share:.0} % of the median)"));
     for (short, name, heading, values) in summary.distributions() {
         if !args.percentile_metrics.iter().any(|metric| metric == short) {
             continue;
