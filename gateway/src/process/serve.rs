@@ -97,7 +97,15 @@ fn summarize(config: &ServeConfig, recipe: Option<&(String, Vec<(String, String)
         config.stream_interval
     );
     if let Some((name, settings)) = recipe {
-        let settings: Vec<_> = settings.iter().map(|(key, value)| format!("--{key} {value}")).collect();
+        // As they would be typed.
+        let settings: Vec<_> = settings
+            .iter()
+            .map(|(key, value)| match value.as_str() {
+                "true" => format!("--{key}"),
+                "false" => format!("--no-{key}"),
+                value => format!("--{key} {value}"),
+            })
+            .collect();
         tracing::info!("recipe {name} set {}", settings.join(" "));
     }
     if config.api_keys.is_empty() && !config.host.is_loopback() {
