@@ -132,7 +132,8 @@ impl Generation {
                 stream_interval: if common.stream { app.config.stream_interval } else { u32::MAX },
                 priority: common.priority,
                 tenant: terms.tenant,
-                cache_salt: common.cache_salt,
+                // Keys do not share prefixes: how fast a prompt is read would tell one what another asked.
+                cache_salt: common.cache_salt.rotate_left(1) ^ terms.tenant,
                 deadline_unix_ms: terms.deadline_unix_ms,
             };
             templates.push((submit, common.n));
