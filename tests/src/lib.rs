@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits for a fixed time: [`server::eventually`] polls a condition and fails with what it last saw.
 
+pub mod accidents;
 pub mod client;
 pub mod load;
 pub mod processes;

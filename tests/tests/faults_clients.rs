@@ -104,32 +104,3 @@ async fn prompts_under_way_end_with_their_clients() {
     // No token was drawn for anybody.
     assert_eq!(server.client().metric("generation_tokens_total", "").await, 0.0);
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_prompts_in_the_tokenizer_stall_nobody() {
-    let server = TestServer::sim(&[]).await;
-    let text = "The quick brown fox jumps over the lazy dog. ".repeat(12_500);
-    let tasks: Vec<_> = (0..8)
-        .map(|number| {
-            let client = Client::new(server.port());
-            let body = json!({"prompt": format!("{number} {text}"), "max_tokens": 1});
-            tokio::spawn(async move { client.post(COMPLETIONS, &body).await })
-        })
-        .collect();
-    let client = server.client();
-    let mut gaps = Vec::new();
-    while !tasks.iter().all(JoinHandle::is_finished) {
-        let start = Instant::now();
-        assert_eq!(client.get("/health").await.expect("an answer").status, 200);
-        gaps.push(start.elapsed());
-    }
-    for task in tasks {
-        let answer = task.await.expect("no panic");
-        assert!(answer["usage"]["prompt_tokens"].as_u64().is_some_and(|count| count > 120_000), "{answer}");
-    }
-    gaps.sort();
-    let p99 = gaps[gaps.len() * 99 / 100];
-    println!("{} answers of /health, p99 {p99:?}", gaps.len());
-    // A frozen event loop would answer a few times in all, each after seconds.
-    assert!(gaps.len() >= 20 && p99 < Duration::from_secs(1), "{} answers, p99 {p99:?}", gaps.len());
-}

@@ -1,8 +1,9 @@
 //! A scheduler that dies: the API servers refill its successor from their own copies of prompts and tokens.
 
 use gossamer_tests::{
+    accidents::{a_freeze_under_load, a_kill_during_chats, three_kills_under_load},
     load::{Load, assert_same, mixed, undisturbed},
-    processes::{golden_server, idle, kill_and_await_successor, successor},
+    processes::{golden_server, idle, successor},
     server::{eventually, kill},
 };
 use rustix::process::Signal;
@@ -10,32 +11,17 @@ use serde_json::json;
 
 #[tokio::test]
 async fn three_kills_under_load_change_no_token_at_any_stream_interval() {
-    let jobs = mixed(500);
-    let mut expected = None;
-    for interval in ["1", "20"] {
-        let server = golden_server(&[
-            "--stream-interval",
-            interval,
-            "--max-num-batched-tokens",
-            "256",
-            "--api-server-count",
-            "2",
-        ])
-        .await;
-        let reference = match expected.take() {
-            Some(reference) => reference,
-            None => undisturbed(server.port(), &jobs).await,
-        };
-        let load = Load::start(server.port(), &jobs);
-        for _ in 0..3 {
-            load.advance(400).await;
-            kill_and_await_successor(&server, "scheduler").await;
-        }
-        assert_same(&reference, &load.outcomes().await, &format!("stream interval {interval}"));
-        idle(&server).await;
-        assert_same(&reference, &undisturbed(server.port(), &jobs).await, "after the kills");
-        expected = Some(reference);
-    }
+    three_kills_under_load("scheduler", &["--api-server-count", "2"], async |_| ()).await;
+}
+
+#[tokio::test]
+async fn a_killed_scheduler_changes_no_word_of_a_chat() {
+    a_kill_during_chats("scheduler").await;
+}
+
+#[tokio::test]
+async fn a_frozen_scheduler_is_replaced_after_the_stall_timeout() {
+    a_freeze_under_load("scheduler").await;
 }
 
 #[tokio::test]
@@ -54,20 +40,6 @@ async fn a_scheduler_and_a_worker_that_die_together_cost_a_pause() {
         }
     }
     assert_same(&expected, &load.outcomes().await, "both killed");
-    idle(&server).await;
-}
-
-#[tokio::test]
-async fn a_frozen_scheduler_is_replaced_after_the_stall_timeout() {
-    let server = golden_server(&["--stall-timeout", "8"]).await;
-    let jobs = mixed(300);
-    let expected = undisturbed(server.port(), &jobs).await;
-    let load = Load::start(server.port(), &jobs);
-    load.advance(400).await;
-    let frozen = server.child("scheduler");
-    kill(frozen, Signal::STOP);
-    successor(&server, "scheduler", frozen).await;
-    assert_same(&expected, &load.outcomes().await, "frozen");
     idle(&server).await;
 }
 
