@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::{Method, Request, body::Incoming, header};
+use hyper::{HeaderMap, Method, Request, body::Incoming, header};
 use hyper_util::{
     client::legacy::{Client as HyperClient, connect::HttpConnector},
     rt::TokioExecutor,
@@ -15,6 +15,8 @@ use std::time::Instant;
 pub struct Client {
     http: HyperClient<HttpConnector, Full<Bytes>>,
     base: String,
+    /// Sent with every request.
+    headers: Vec<(&'static str, String)>,
 }
 
 /// An answer in one piece.
@@ -24,6 +26,8 @@ pub struct Answer {
     pub status: u16,
     /// Content type.
     pub kind: String,
+    /// All headers.
+    pub headers: HeaderMap,
     /// The document; a string if it is not JSON.
     pub body: Value,
 }
@@ -49,7 +53,8 @@ pub struct Stream {
 /// A stream under way.
 pub struct OpenStream {
     body: Incoming,
-    rest: String,
+    /// The beginning of an event; a frame may end inside a character.
+    rest: Vec<u8>,
     /// Whether `[DONE]` came.
     pub done: bool,
 }
@@ -58,7 +63,13 @@ impl Client {
     /// A client of the server at a port.
     pub fn new(port: u16) -> Self {
         let http = HyperClient::builder(TokioExecutor::new()).build_http();
-        Self { http, base: format!("http://127.0.0.1:{port}") }
+        Self { http, base: format!("http://127.0.0.1:{port}"), headers: Vec::new() }
+    }
+
+    /// The same client, which sends one header more.
+    pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
     }
 
     async fn send(
@@ -67,12 +78,14 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<hyper::Response<Incoming>, String> {
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| error.to_string())?;
+            .header(header::CONTENT_TYPE, "application/json");
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| error.to_string())?;
         self.http
             .request(request)
             .await
@@ -85,10 +98,11 @@ impl Client {
         let status = response.status().as_u16();
         let kind = response.headers().get(header::CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
+        let headers = response.headers().clone();
         let bytes = response.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
         let body = serde_json::from_slice(&bytes)
             .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
-        Ok(Answer { status, kind, body })
+        Ok(Answer { status, kind, headers, body })
     }
 
     /// Gets a path.
@@ -125,7 +139,7 @@ impl Client {
         body["stream"] = Value::Bool(true);
         let response = self.send(Method::POST, path, body.to_string().into()).await?;
         match response.status().as_u16() {
-            200 => Ok(OpenStream { body: response.into_body(), rest: String::new(), done: false }),
+            200 => Ok(OpenStream { body: response.into_body(), rest: Vec::new(), done: false }),
             status => Err(format!("status {status}")),
         }
     }
@@ -159,15 +173,21 @@ impl OpenStream {
             let Some(frame) = self.body.frame().await else {
                 return match self.rest.is_empty() {
                     true => Ok(None),
-                    false => Err(format!("the stream ended inside an event: {}", self.rest)),
+                    false => {
+                        let rest = String::from_utf8_lossy(&self.rest);
+                        Err(format!("the stream ended inside an event: {rest}"))
+                    }
                 };
             };
             let frame = frame.map_err(|error| error.to_string())?;
             let Ok(data) = frame.into_data() else { continue };
             let at = Instant::now();
-            self.rest += std::str::from_utf8(&data).map_err(|error| error.to_string())?;
+            self.rest.extend_from_slice(&data);
             let mut events = Vec::new();
-            while let Some((event, rest)) = self.rest.split_once("\n\n") {
+            let whole = self.rest.windows(2).rposition(|pair| pair == b"\n\n").map_or(0, |at| at + 2);
+            let ready: Vec<u8> = self.rest.drain(..whole).collect();
+            let ready = std::str::from_utf8(&ready).map_err(|error| error.to_string())?;
+            for event in ready.split_terminator("\n\n") {
                 let data = event.lines().find_map(|line| line.strip_prefix("data: "));
                 let data = data.ok_or_else(|| format!("no data in {event:?}"))?;
                 assert!(!self.done, "something came after [DONE]: {data}");
@@ -178,7 +198,6 @@ impl OpenStream {
                         events.push(Event { at, data });
                     }
                 }
-                self.rest = rest.to_owned();
             }
             return Ok(Some(events));
         }

@@ -4,6 +4,7 @@ use gossamer_tests::{
     client::Client,
     load::{Job, Outcome, assert_same, undisturbed},
     processes::{golden_server, idle},
+    server::TestServer,
 };
 use serde_json::json;
 
@@ -15,7 +16,7 @@ fn jobs(count: u32) -> Vec<Job> {
             let prompt: Vec<u32> =
                 (0..length).map(|at| (at * 11 + number * 29 + at * at % 7) % 500).collect();
             let body = json!({
-                "prompt": prompt, "max_tokens": 40 + number, "temperature": 0, "ignore_eos": true,
+                "prompt": prompt, "max_tokens": 40 + number, "temperature": 0, "seed": number, "ignore_eos": true,
                 "return_token_ids": true, "logprobs": 1,
             });
             Job { body, stream: number % 2 == 0 }
@@ -43,6 +44,32 @@ async fn asynchronous_scheduling_and_preemption_change_no_token() {
         let preemptions = server.client().metric("num_preemptions_total", "").await;
         assert!(preemptions > 0.0, "the cache was meant to be too small: {preemptions} pre-emptions");
         idle(&server).await;
+    }
+}
+
+/// The simulated device draws each token from the whole prefix, so that one which is lost, repeated or changed changes all
+/// that follow, and it is fast enough for 256 streams.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_modes_say_the_same_from_one_stream_to_256() {
+    let jobs = jobs(256);
+    let mut expected: Option<Vec<Outcome>> = None;
+    for concurrency in ["1", "16", "256"] {
+        for mode in ["--no-async-scheduling", "--async-scheduling"] {
+            let flags = [mode, "--max-num-seqs", concurrency, "--max-num-batched-tokens", "300"];
+            let cache = ["--num-gpu-blocks-override", "100", "--stream-interval", "3"];
+            let server = TestServer::sim(&[&flags[..], &cache].concat()).await;
+            let outcomes = undisturbed(server.port(), &jobs).await;
+            let preemptions = server.client().metric("num_preemptions_total", "").await;
+            assert!(
+                concurrency == "1" || preemptions > 0.0,
+                "{concurrency} streams, {mode}: a cache too large"
+            );
+            match &expected {
+                Some(expected) => assert_same(expected, &outcomes, &format!("{concurrency} streams, {mode}")),
+                None => expected = Some(outcomes),
+            }
+            idle(&server).await;
+        }
     }
 }
 
