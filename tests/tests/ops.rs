@@ -39,7 +39,6 @@ async fn a_wrong_start_is_refused_with_the_reason() {
         (&["serve", "/nowhere"][..], "does not exist"),
         (&["serve", &golden, "--max-model-len", "999999999"], "131072"),
         (&["serve", &golden, "-tp", "2"], "not supported yet"),
-        (&["serve", &golden, "--kv-cache-dtype", "fp8"], "not supported yet"),
         (
             &["serve", &golden, "--attention-backend", "nonesuch", "--skip-tokenizer-init", "--port", "0"],
             "fallback",
