@@ -9,13 +9,15 @@ namespace {
 
 constexpr uint32_t kGroupTokens = 2048;  // tokens that share a pass over the weights
 
-template <int kM, int kN>
+template <class S>
+int units = 0;  // blocks, or pairs of them, that are resident at once
+
+template <class S>
 int start(const GossamerGemmDesc& d, const GossamerGemmArgs& a, bool split, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
-  using S = Shape<kM, kN>;
   Maps maps;
   Product p = {};
   const bf16* weights[3];
-  if (!ptx::make_tensor_map(&maps.tokens, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, reinterpret_cast<const void*>(a.x), a.tokens, d.in_features, kM)) return GOSSAMER_BAD_SHAPE;
+  if (!ptx::make_tensor_map(&maps.tokens, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, reinterpret_cast<const void*>(a.x), a.tokens, d.in_features, S::kTokens)) return GOSSAMER_BAD_SHAPE;
   uint32_t tiles = 0;
   const size_t size = d.out == GOSSAMER_BF16 ? 2 : 4;
   bool vectors = a.out % 16 == 0 && (!d.residual || a.residual % 16 == 0);
@@ -23,43 +25,55 @@ int start(const GossamerGemmDesc& d, const GossamerGemmArgs& a, bool split, void
     p.first_tile[i] = tiles, p.first_column[i] = p.columns, p.features[i] = d.out_features[i];
     p.bias[i] = reinterpret_cast<const bf16*>(a.segments[i].bias);
     weights[i] = reinterpret_cast<const bf16*>(a.segments[i].weight);
-    vectors &= p.columns * size % 16 == 0;
-    tiles += (d.out_features[i] + kN - 1) / kN;
+    vectors &= d.out_features[i] * size % 128 == 0;
+    tiles += (d.out_features[i] + S::kFeatures - 1) / S::kFeatures;
     p.columns += d.out_features[i];
     if (!d.out_features[i]) continue;
-    if (!ptx::make_tensor_map(&maps.weights[i], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, weights[i], d.out_features[i], d.in_features, kN)) return GOSSAMER_BAD_SHAPE;
+    if (!ptx::make_tensor_map(&maps.weights[i], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, weights[i], d.out_features[i], d.in_features,
+                              S::kFeatures / S::kCluster))
+       return GOSSAMER_BAD_SHAPE;
   }
   if (!tiles) return GOSSAMER_OK;
-  p.vectors = vectors && p.columns * size % 16 == 0;
-  p.schedule = Schedule::make((a.tokens + kM - 1) / kM, tiles, (d.in_features + kK - 1) / kK, kGroupTokens / kM, multiprocessors(), split);
+  p.vectors = vectors;
+  p.schedule = Schedule::make((a.tokens + S::kUnitTokens - 1) / S::kUnitTokens, tiles, (d.in_features + kK - 1) / kK, kGroupTokens / S::kUnitTokens, units<S>, split);
+  const uint32_t blocks = p.schedule.blocks * S::kCluster;
   p.residual = d.residual ? reinterpret_cast<const void*>(a.residual) : nullptr;
   p.out = reinterpret_cast<void*>(a.out);
   p.tokens = a.tokens;
   p.float_out = d.out != GOSSAMER_BF16;
   if (p.schedule.cut_tiles) {
-    if (workspace_bytes < GOSSAMER_DENSE_FLAGS + p.schedule.blocks * S::kPartBytes || p.schedule.blocks * 4 > GOSSAMER_DENSE_FLAGS) return GOSSAMER_BAD_SHAPE;
+    if (workspace_bytes < GOSSAMER_DENSE_FLAGS + blocks * S::kPartBytes || blocks * 4 > GOSSAMER_DENSE_FLAGS) return GOSSAMER_BAD_SHAPE;
     p.flags = static_cast<uint32_t*>(workspace);
     p.parts = reinterpret_cast<float4*>(static_cast<uint8_t*>(workspace) + GOSSAMER_DENSE_FLAGS);
   }
-  return launch(tiled_kernel<kM, kN>, p.schedule.blocks, kThreads, S::kSharedBytes, stream, true, maps, p);
+  if constexpr (S::kCluster > 1) return launch_cluster(tiled_kernel<S>, blocks, kThreads, S::kCluster, S::kSharedBytes, stream, true, maps, p);
+  else return launch(tiled_kernel<S>, blocks, kThreads, S::kSharedBytes, stream, true, maps, p);
 }
 
-template <int kM, int kN>
+template <class S>
 bool allow() {
-  return allow_shared(tiled_kernel<kM, kN>, Shape<kM, kN>::kSharedBytes);
+  if (!allow_shared(tiled_kernel<S>, S::kSharedBytes)) return false;
+  units<S> = S::kCluster > 1 ? resident_clusters(tiled_kernel<S>, kThreads, S::kCluster, S::kSharedBytes) : multiprocessors();
+  return units<S> > 0;
+}
+template <class S>
+size_t part_bytes() {
+  return units<S> * S::kCluster * S::kPartBytes;
 }
 
 struct Size {
   int (*start)(const GossamerGemmDesc&, const GossamerGemmArgs&, bool, void*, size_t, cudaStream_t);
   bool (*allow)();
-  size_t part_bytes;
+  size_t (*part_bytes)();
 };
-template <int kM, int kN>
+template <int kM, int kN, int kBlocks>
 constexpr Size size_of() {
-  return {start<kM, kN>, allow<kM, kN>, Shape<kM, kN>::kPartBytes};
+  using S = Shape<kM, kN, kBlocks>;
+  return {start<S>, allow<S>, part_bytes<S>};
 }
 // As numbered in dense.h.
-constexpr Size kSizes[] = {size_of<128, 256>(), size_of<128, 192>(), size_of<128, 128>(), size_of<64, 256>(), size_of<64, 128>(), size_of<64, 64>()};
+constexpr Size kSizes[] = {size_of<128, 256, 1>(), size_of<128, 192, 1>(), size_of<128, 128, 1>(), size_of<64, 256, 1>(),
+                           size_of<64, 128, 1>(),  size_of<64, 64, 1>(),   size_of<128, 256, 2>(), size_of<128, 192, 2>()};
 static_assert(2 * sizeof kSizes / sizeof kSizes[0] == GOSSAMER_DENSE_TACTICS);
 bool prepared = false;
 
@@ -78,7 +92,7 @@ extern "C" int gossamer_dense_prepare(void) {
 extern "C" size_t gossamer_dense_workspace(int tactic) {
   using namespace gossamer::dense;
   if (tactic < 0 || tactic >= GOSSAMER_DENSE_TACTICS) return 0;
-  return GOSSAMER_DENSE_FLAGS + (tactic % 2 ? gossamer::multiprocessors() * kSizes[tactic / 2].part_bytes : 0);
+  return GOSSAMER_DENSE_FLAGS + (tactic % 2 ? kSizes[tactic / 2].part_bytes() : 0);
 }
 
 extern "C" int gossamer_dense_gemm(const GossamerGemmDesc* d, const GossamerGemmArgs* a, int tactic, void* workspace, size_t workspace_bytes, cudaStream_t stream) {

@@ -4,6 +4,9 @@
 // warpgroups 1 and 2 consume, each with a part of the tile: 64 tokens of it where a tile has 128, else half of its features.
 // Both operands come from shared memory. While a tile is written out, the ring already fills for the next.
 //
+// In pairs (clusters of two blocks, with tiles of neighbouring tokens), each block brings half of the weights for both: a stage is
+// full when all three copies have arrived, and empty when the consumers of both blocks have left it.
+//
 // Weights of a block's first stages are requested before the wait for the previous grid.
 // Tiles cut along K (schedule.cuh): parts go to the workspace as floats, in the order of the threads' registers, so a warp needs
 // nothing but the same warp of other blocks; it adds them in order of K, so results repeat bitwise.
@@ -29,14 +32,16 @@ using bf16 = __nv_bfloat16;
 constexpr int kK = 64, kThreads = 384, kConsumers = 256, kWarps = 8;
 constexpr int kBufferBytes = 16 * 128;
 
-template <int kM, int kN>
+// Tokens and features of a tile; blocks that share weights.
+template <int kM, int kN, int kBlocks>
 struct Shape {
+  static constexpr int kTokens = kM, kFeatures = kN, kCluster = kBlocks, kUnitTokens = kBlocks * kM;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232, kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kLaunchRegisters, "setmaxnreg may not ask for more than the block has");
   static_assert(kM == 128 || kM == 64);
   static constexpr int kColumns = kM == 128 ? kN : kN / 2;  // of a consumer warpgroup
   static constexpr int kSums = kColumns / 2;
-  static constexpr int kTokenBytes = kM * kK * 2, kStageBytes = kTokenBytes + kN * kK * 2;
+  static constexpr int kTokenBytes = kM * kK * 2, kWeightBytes = kN * kK * 2, kStageBytes = kTokenBytes + kWeightBytes;
   static constexpr int kFixed = kWarps * kBufferBytes + 2 * kColumns * 4 + 1024 + 256;
   static constexpr int kFit = (kMaxSharedBytes - kFixed) / kStageBytes, kStages = kFit < 12 ? kFit : 12;
   static constexpr int kSharedBytes = kStages * kStageBytes + kFixed;
@@ -55,7 +60,7 @@ struct Product {
   float4* parts;
   uint32_t features[3], first_tile[3], first_column[3];
   uint32_t columns, tokens;
-  int float_out, vectors;  // vectors: rows of out and residual can be moved in 16-byte pieces
+  int float_out, vectors;  // vectors: out and residual can be moved in 16-byte pieces, segments in 128-byte chunks
 };
 struct Maps {
   CUtensorMap tokens, weights[3];
@@ -65,29 +70,31 @@ struct Maps {
 struct Place {
   uint32_t token, segment, feature;
 };
-template <int kM, int kN>
-__device__ __forceinline__ Place place_of(const Product& p, uint32_t tile) {
+template <class S>
+__device__ __forceinline__ Place place_of(const Product& p, uint32_t tile, uint32_t rank) {
   uint32_t row, column;
   p.schedule.place(tile, row, column);
   const uint32_t segment = column >= p.first_tile[2] ? 2 : column >= p.first_tile[1] ? 1 : 0;
-  return {row * kM, segment, (column - p.first_tile[segment]) * kN};
+  return {row * S::kUnitTokens + rank * S::kTokens, segment, (column - p.first_tile[segment]) * S::kFeatures};
 }
 
-template <int kM, int kN>
-__device__ __forceinline__ void produce(const Maps& maps, const Product& p, uint8_t* stages, uint64_t* full, uint64_t* empty, uint32_t block) {
-  using S = Shape<kM, kN>;
+template <class S>
+__device__ __forceinline__ void produce(const Maps& maps, const Product& p, uint8_t* stages, uint64_t* full, uint64_t* empty, uint32_t block, uint32_t rank) {
   const auto tokens = [&](const Place& at, uint32_t k, uint32_t stage) {
     ptx::tensor_load_2d(stages + stage * S::kStageBytes, &maps.tokens, k * kK, at.token, &full[stage]);
   };
   const auto weights = [&](const Place& at, uint32_t k, uint32_t stage) {
     ptx::barrier_expect(&full[stage], S::kStageBytes);
-    ptx::tensor_load_2d(stages + stage * S::kStageBytes + S::kTokenBytes, &maps.weights[at.segment], k * kK, at.feature, &full[stage]);
+    uint8_t* to = stages + stage * S::kStageBytes + S::kTokenBytes;
+    constexpr int kHalf = S::kFeatures / 2;
+    if constexpr (S::kCluster == 1) ptx::tensor_load_2d(to, &maps.weights[at.segment], k * kK, at.feature, &full[stage]);
+    else ptx::tensor_load_2d_multicast(to + rank * kHalf * kK * 2, &maps.weights[at.segment], k * kK, at.feature + rank * kHalf, &full[stage], 3);
   };
   Ring<S::kStages> ring;
   Walk walk(p.schedule, block);
   Piece piece;
   for (bool first = true; walk.next(p.schedule, piece); first = false) {
-    const Place at = place_of<kM, kN>(p, piece.tile);
+    const Place at = place_of<S>(p, piece.tile, rank);
     uint32_t k = piece.k_begin;
     if (first) {
       const uint32_t early = min(piece.k_end - k, static_cast<uint32_t>(S::kStages));
@@ -106,112 +113,143 @@ __device__ __forceinline__ void produce(const Maps& maps, const Product& p, uint
 }
 
 // Adds the other parts of a tile, in order of K. This block made the first.
-template <int kSums>
-__device__ __forceinline__ void collect(const Product& p, uint32_t block, int thread, float (&sums)[kSums]) {
+template <class S>
+__device__ __forceinline__ void collect(const Product& p, uint32_t block, uint32_t rank, int thread, float (&sums)[S::kSums]) {
   const int warp = thread / 32, lane = thread & 31;
-  const uint32_t number = block + (lane + 1) * p.schedule.cut_tiles;
+  const uint32_t number = (block + (lane + 1) * p.schedule.cut_tiles) * S::kCluster + rank;
   const bool waits = lane + 1u < p.schedule.parts;
   if (waits) ptx::wait_for_bits(p.flags + number, 1u << warp);
   __syncwarp();
   if (waits) ptx::clear_bits(p.flags + number, 1u << warp);
   for (uint32_t other = 1; other < p.schedule.parts; ++other) {
-    const float4* part = p.parts + static_cast<size_t>(block + other * p.schedule.cut_tiles) * (kConsumers * kSums / 4) + thread;
+    const uint32_t from = (block + other * p.schedule.cut_tiles) * S::kCluster + rank;
+    const float4* part = p.parts + static_cast<size_t>(from) * (kConsumers * S::kSums / 4) + thread;
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) {
+    for (int i = 0; i < S::kSums / 4; ++i) {
       const float4 v = ptx::load_past_l1(part + i * kConsumers);
       sums[4 * i] += v.x, sums[4 * i + 1] += v.y, sums[4 * i + 2] += v.z, sums[4 * i + 3] += v.w;
     }
   }
 }
 
-__device__ __forceinline__ void put_pair(void* at, float2 v, bf16) { *static_cast<__nv_bfloat162*>(at) = __floats2bfloat162_rn(v.x, v.y); }
-__device__ __forceinline__ void put_pair(void* at, float2 v, float) { *static_cast<float2*>(at) = v; }
-__device__ __forceinline__ float2 get_pair(const void* at, bf16) { return __bfloat1622float2(*static_cast<const __nv_bfloat162*>(at)); }
-__device__ __forceinline__ float2 get_pair(const void* at, float) { return *static_cast<const float2*>(at); }
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  uint32_t word;
+  memcpy(&word, &v, 4);
+  return word;
+}
 
-// A warp's 16 tokens x kColumns features, from `feature` of the segment on, through its buffer: 128 bytes of each token at a time,
-// 16-byte pieces exchanged by the row's number, so that neither side meets in a bank.
+// Writes a warp's 16 tokens x kColumns features through its buffer: 128 bytes of each token at a time, 16-byte pieces exchanged by
+// the row's number, so that neither side meets in a bank. The residual comes the same way, two chunks ahead.
+// Only for rows that can be moved in whole pieces: a chunk lies in the segment or outside of it.
 template <class T, int kColumns>
-__device__ __forceinline__ void write_out(const Product& p, const Place& at, const float (&sums)[kColumns / 2], const float* bias, uint8_t* buffer) {
-  constexpr int kWidth = kColumns * sizeof(T) < 128 ? kColumns : 128 / static_cast<int>(sizeof(T));  // features at a time
-  constexpr int kElements = 16 / sizeof(T), kPieces = kWidth / kElements, kRows = 32 / kPieces, kTurns = 16 / kRows;
+struct Writer {
+  static constexpr int kWidth = kColumns * sizeof(T) < 128 ? kColumns : 128 / static_cast<int>(sizeof(T)), kChunks = kColumns / kWidth;
+  static constexpr int kElements = 16 / sizeof(T), kPieces = kWidth / kElements, kRows = 32 / kPieces, kTurns = 16 / kRows;
   static_assert(kColumns % kWidth == 0 && 32 % kPieces == 0);
-  const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, own_row = lane / kPieces, own_piece = lane % kPieces;
-  const uint32_t features = p.features[at.segment];
-  // What this lane moves between the buffer and memory: `turn` counts rows, `chunk` features.
-  const auto offset = [&](int chunk, int turn) {
-    return static_cast<size_t>(at.token + turn * kRows + own_row) * p.columns + p.first_column[at.segment] + at.feature + chunk * kWidth + own_piece * kElements;
-  };
-  const auto count = [&](int chunk, int turn) -> int {
-    const uint32_t feature = at.feature + chunk * kWidth + own_piece * kElements;
-    return at.token + turn * kRows + own_row < p.tokens && feature < features ? min(features - feature, kElements) : 0;
-  };
-  const auto place = [&](int turn) { return buffer + (turn * kRows + own_row) * 128 + ((own_piece ^ ((turn * kRows + own_row) & 7)) << 4); };
-  uint4 residual[kTurns];
-  const auto fetch = [&](int chunk) {
+  uint4 residual[2][kTurns];
+
+  // What this lane moves between memory and the buffer.
+  static __device__ size_t offset(const Product& p, const Place& at) {
+    const int lane = threadIdx.x & 31;
+    return static_cast<size_t>(at.token + lane / kPieces) * p.columns + p.first_column[at.segment] + at.feature + lane % kPieces * kElements;
+  }
+  static __device__ int rows(const Product& p, const Place& at) { return static_cast<int>(p.tokens) - static_cast<int>(at.token) - (threadIdx.x & 31) / kPieces; }
+  static __device__ bool inside(const Product& p, const Place& at, int chunk) { return chunk < kChunks && at.feature + chunk * kWidth < p.features[at.segment]; }
+
+  // NOTES: every entry is written, or the registers would be held through the products before.
+  __device__ void fetch(const Product& p, const Place& at, int chunk) {
+    const T* from = static_cast<const T*>(p.residual) + offset(p, at) + chunk * kWidth;
+    const int left = inside(p, at, chunk) ? rows(p, at) : 0;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int n = count(chunk, turn);
-      const T* from = static_cast<const T*>(p.residual) + offset(chunk, turn);
-      if (n == kElements && p.vectors) {
-        residual[turn] = *reinterpret_cast<const uint4*>(from);
-      } else {
-        T piece[kElements];
+      residual[chunk & 1][turn] = make_uint4(0, 0, 0, 0);
+      if (turn * kRows < left) residual[chunk & 1][turn] = *reinterpret_cast<const uint4*>(from + static_cast<size_t>(turn * kRows) * p.columns);
+    }
+  }
+
+  template <bool kResidual>
+  __device__ void write(const Product& p, const Place& at, const float (&sums)[kColumns / 2], const float* bias, uint8_t* buffer) {
+    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    T* out = static_cast<T*>(p.out) + offset(p, at);
+    const int left = rows(p, at);
+    const auto place = [&](int turn) {
+      const int row = turn * kRows + lane / kPieces;
+      return buffer + row * 128 + (((lane % kPieces) ^ (row & 7)) << 4);
+    };
+    if constexpr (kResidual && kChunks > 1) fetch(p, at, 1);
+    const int row = lane % 16;  // that this lane names for matrices
+    const uint32_t matrices = ptx::shared_address(buffer) + row * 128 + (((lane / 16) ^ (row & 7)) << 4);
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) piece[i] = i < n ? from[i] : T(0.f);
-        memcpy(&residual[turn], static_cast<const void*>(piece), 16);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (!inside(p, at, chunk)) break;
+      if constexpr (kResidual) {
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) *reinterpret_cast<uint4*>(place(turn)) = residual[chunk & 1][turn];
+        __syncwarp();
+        if (chunk + 2 < kChunks) fetch(p, at, chunk + 2);
       }
-    }
-  };
-  if (p.residual) fetch(0);
+      const auto value = [&](int j, int half) {
+        const float2 b = *reinterpret_cast<const float2*>(bias + chunk * kWidth + j * 8 + 2 * t);
+        const int i = (chunk * kWidth + j * 8) / 2 + 2 * half;
+        return make_float2(sums[i] + b.x, sums[i + 1] + b.y);
+      };
+      if constexpr (sizeof(T) == 2) {
 #pragma unroll
-  for (int chunk = 0; chunk < kColumns / kWidth; ++chunk) {
-    if (p.residual) {
+        for (int j = 0; j < kWidth / 8; j += 2) {
+          uint32_t words[4];
+          if constexpr (kResidual) ptx::load_matrix_x4(words, matrices ^ (j << 4));
 #pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) *reinterpret_cast<uint4*>(place(turn)) = residual[turn];
-      __syncwarp();
-      if (chunk + 1 < kColumns / kWidth) fetch(chunk + 1);
-    }
-#pragma unroll
-    for (int j = 0; j < kWidth / 8; ++j) {
-      const int column = chunk * kWidth + j * 8;
-      const float2 b = *reinterpret_cast<const float2*>(bias + column + 2 * t);
-      const int byte = (j * 8 + 2 * t) * static_cast<int>(sizeof(T));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = g + 8 * half;
-        uint8_t* to = buffer + row * 128 + ((byte / 16 ^ (row & 7)) << 4) + byte % 16;
-        float2 v = make_float2(sums[column / 2 + 2 * half] + b.x, sums[column / 2 + 2 * half + 1] + b.y);
-        if (p.residual) {
-          const float2 r = get_pair(to, T(0.f));
-          v.x += r.x, v.y += r.y;
+          for (int i = 0; i < 4; ++i) {
+            float2 v = value(j + i / 2, i % 2);
+            if constexpr (kResidual) v.x += __uint_as_float(words[i] << 16), v.y += __uint_as_float(words[i] & 0xFFFF0000u);
+            words[i] = pack(v.x, v.y);
+          }
+          ptx::store_matrix_x4(matrices ^ (j << 4), words);
         }
-        put_pair(to, v, T(0.f));
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int n = count(chunk, turn);
-      const uint4 v = *reinterpret_cast<const uint4*>(place(turn));
-      T* to = static_cast<T*>(p.out) + offset(chunk, turn);
-      if (n == kElements && p.vectors) {
-        *reinterpret_cast<uint4*>(to) = v;
       } else {
-        T piece[kElements];
-        memcpy(static_cast<void*>(piece), &v, 16);
 #pragma unroll
-        for (int i = 0; i < kElements; ++i)
-          if (i < n) to[i] = piece[i];
+        for (int j = 0; j < kWidth / 8; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float2* to = reinterpret_cast<float2*>(buffer + (g + 8 * half) * 128 + (((j * 2 + t / 2) ^ g) << 4) + t % 2 * 8);
+            float2 v = value(j, half);
+            if constexpr (kResidual) v.x += to->x, v.y += to->y;
+            *to = v;
+          }
       }
+      __syncwarp();
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn)
+        if (turn * kRows < left) *reinterpret_cast<uint4*>(out + static_cast<size_t>(turn * kRows) * p.columns + chunk * kWidth) = *reinterpret_cast<const uint4*>(place(turn));
+      __syncwarp();
     }
-    __syncwarp();
+  }
+};
+
+// The same, element by element, for any number of features and any alignment.
+template <class T, int kColumns>
+__device__ __forceinline__ void write_elements(const Product& p, const Place& at, const float (&sums)[kColumns / 2], const float* bias) {
+  const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    const uint32_t column = i / 4 * 8 + 2 * t + i % 2, token = at.token + g + i % 4 / 2 * 8;
+    if (token >= p.tokens || at.feature + column >= p.features[at.segment]) continue;
+    const size_t to = static_cast<size_t>(token) * p.columns + p.first_column[at.segment] + at.feature + column;
+    float v = sums[i] + bias[column];
+    if constexpr (sizeof(T) == 2) {
+      if (p.residual) v += __bfloat162float(static_cast<const bf16*>(p.residual)[to]);
+      static_cast<bf16*>(p.out)[to] = __float2bfloat16(v);
+    } else {
+      if (p.residual) v += static_cast<const float*>(p.residual)[to];
+      static_cast<float*>(p.out)[to] = v;
+    }
   }
 }
 
-template <int kM, int kN>
-__device__ __forceinline__ void consume(const Product& p, const uint8_t* stages, uint8_t* buffers, float* biases, uint64_t* full, uint64_t* empty, uint32_t block) {
-  using S = Shape<kM, kN>;
+template <class S>
+__device__ __forceinline__ void consume(const Product& p, const uint8_t* stages, uint8_t* buffers, float* biases, uint64_t* full, uint64_t* empty, uint32_t block,
+                                        uint32_t rank) {
   const int thread = threadIdx.x - 128, group = thread / 128, warp = thread / 32, lane = thread & 31;
   const uint32_t tokens = ptx::shared_address(stages) + group * S::kTokenOffset;
   const uint32_t weights = ptx::shared_address(stages) + S::kTokenBytes + group * S::kWeightOffset;
@@ -221,11 +259,15 @@ __device__ __forceinline__ void consume(const Product& p, const uint8_t* stages,
   Ring<S::kStages> ring;
   Walk walk(p.schedule, block);
   Piece piece;
+  const auto release = [&](uint64_t* bar, bool condition) {
+    if constexpr (S::kCluster == 1) ptx::barrier_arrive_if(bar, lane == 0 && condition);
+    else ptx::cluster_arrive_if(bar, lane & 1, lane < 2 && condition);
+  };
   ptx::dependency_wait();
   while (walk.next(p.schedule, piece)) {
-    Place at = place_of<kM, kN>(p, piece.tile);
-    at.token += kM == 128 ? group * 64 : 0;
-    at.feature += kM == 128 ? 0 : group * S::kColumns;
+    Place at = place_of<S>(p, piece.tile, rank);
+    at.token += S::kTokens == 128 ? group * 64 : 0;
+    at.feature += S::kTokens == 128 ? 0 : group * S::kColumns;
     // The bias is requested now and awaited after the products.
     uint32_t own_bias[2] = {};
     const bf16* from = p.bias[at.segment];
@@ -242,55 +284,75 @@ __device__ __forceinline__ void consume(const Product& p, const uint8_t* stages,
       for (int step = 0; step < kK / 16; ++step) ptx::Wgmma<S::kColumns>::bf16_shared(sums, a + step * 2, b + step * 2, step || k != piece.k_begin);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
-      ptx::barrier_arrive_if(&empty[ring.previous()], lane == 0 && k != piece.k_begin);
+      release(&empty[ring.previous()], k != piece.k_begin);
       ring.next();
     }
+    const bool whole = p.vectors && p.residual && !p.float_out;
+    Writer<bf16, S::kColumns> writer;
+    at.token += warp % 4 * 16;
+    if (piece.k_begin == 0 && whole) writer.fetch(p, at, 0);
     ptx::wgmma_wait<0>();
-    ptx::barrier_arrive_if(&empty[ring.previous()], lane == 0);
+    release(&empty[ring.previous()], true);
     if (piece.k_begin) {
-      float4* part = p.parts + static_cast<size_t>(block) * (kConsumers * S::kSums / 4) + thread;
+      const uint32_t number = block * S::kCluster + rank;
+      float4* part = p.parts + static_cast<size_t>(number) * (kConsumers * S::kSums / 4) + thread;
 #pragma unroll
       for (int i = 0; i < S::kSums / 4; ++i) part[i * kConsumers] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
       __syncwarp();
-      if (lane == 0) ptx::release_bits(p.flags + block, 1u << warp);
+      if (lane == 0) ptx::release_bits(p.flags + number, 1u << warp);
       continue;
     }
-    if (piece.k_end < p.schedule.k_tiles) collect(p, block, thread, sums);
+    if (piece.k_end < p.schedule.k_tiles) collect<S>(p, block, rank, thread, sums);
     ptx::named_sync(1 + group, 128);  // all warps have written the tile before
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (thread % 128 + i * 128 < S::kColumns) bias[thread % 128 + i * 128] = ptx::bf16_low(own_bias[i]);
     ptx::named_sync(1 + group, 128);
-    at.token += warp % 4 * 16;
-    if (p.float_out) write_out<float, S::kColumns>(p, at, sums, bias, buffer);
-    else write_out<bf16, S::kColumns>(p, at, sums, bias, buffer);
+    if (whole) {
+      writer.template write<true>(p, at, sums, bias, buffer);
+    } else if (!p.vectors) {
+      if (p.float_out) write_elements<float, S::kColumns>(p, at, sums, bias);
+      else write_elements<bf16, S::kColumns>(p, at, sums, bias);
+    } else if (!p.float_out) {
+      writer.template write<false>(p, at, sums, bias, buffer);
+    } else {
+      Writer<float, S::kColumns> wide;
+      if (p.residual) {
+        wide.fetch(p, at, 0);
+        wide.template write<true>(p, at, sums, bias, buffer);
+      } else {
+        wide.template write<false>(p, at, sums, bias, buffer);
+      }
+    }
   }
 }
 
-template <int kM, int kN>
+template <class S>
 __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Product p) {
-  using S = Shape<kM, kN>;
   uint8_t* stages = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(ptx::dynamic_shared()) + 1023) & ~static_cast<uintptr_t>(1023));
   uint8_t* buffers = stages + S::kStages * S::kStageBytes;
   float* bias = reinterpret_cast<float*>(buffers + kWarps * kBufferBytes);
   uint64_t* full = reinterpret_cast<uint64_t*>(bias + 2 * S::kColumns);
   uint64_t* empty = full + S::kStages;
-  const uint32_t block = gridDim.x - 1 - blockIdx.x;
+  const uint32_t block = (gridDim.x - 1 - blockIdx.x) / S::kCluster, rank = S::kCluster == 1 ? 0 : ptx::cluster_rank();
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
     ptx::tensor_prefetch_map(&maps.tokens);
     ptx::tensor_prefetch_map(&maps.weights[0]);
-    for (int i = 0; i < S::kStages; ++i) ptx::barrier_init(&full[i], 1), ptx::barrier_init(&empty[i], kWarps);
+    for (int i = 0; i < S::kStages; ++i) ptx::barrier_init(&full[i], 1), ptx::barrier_init(&empty[i], kWarps * S::kCluster);
     ptx::barrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (S::kCluster == 1) __syncthreads();
+  else ptx::cluster_sync();
   if (threadIdx.x < 128) {
     ptx::give_registers<S::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<kM, kN>(maps, p, stages, full, empty, block);
+    if (threadIdx.x == 0) produce<S>(maps, p, stages, full, empty, block, rank);
+    __syncwarp();
   } else {
     ptx::take_registers<S::kConsumerRegisters>();
-    consume<kM, kN>(p, stages, buffers, bias, full, empty, block);
+    consume<S>(p, stages, buffers, bias, full, empty, block, rank);
   }
+  if constexpr (S::kCluster > 1) ptx::cluster_sync();  // no block leaves while the other may still write to it
 }
 
 }  // namespace

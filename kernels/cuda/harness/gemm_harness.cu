@@ -4,8 +4,10 @@
 // Oracle: plain CUDA in float64. cuBLAS, for comparison only, where GOSSAMER_CUBLAS names its library.
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "gossamer/dense.h"
 #include "gossamer/ops.h"
@@ -92,7 +94,8 @@ void time_one(const char* what, int rows, int k, int copies, bool norm, bool res
 uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 const char* const kTactics[GOSSAMER_DENSE_TACTICS] = {"128x256", "128x256s", "128x192", "128x192s", "128x128", "128x128s",
-                                                      "64x256",  "64x256s",  "64x128",  "64x128s",  "64x64",   "64x64s"};
+                                                      "64x256",   "64x256s",   "64x128",   "64x128s",   "64x64",    "64x64s",
+                                                      "w:128x256", "w:128x256s", "w:128x192", "w:128x192s"};
 
 __global__ void wide_residual(const bf16* from, float* to, size_t n) {
   for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) to[i] = __bfloat162float(from[i]);
@@ -212,13 +215,18 @@ void tiled_time(const char* what, std::vector<int> features, int k, int copies, 
   fill_bf16(bias.p, bias.n, .5f, 3);
   fill_bf16(x.p, x.n, 2.f, 4);
   CHECK(cudaMemset(out.p, 0, out.n * 4));
-  Device<uint8_t> workspace(gossamer_dense_workspace(1));
+  size_t space = 0;
+  for (int tactic = 0; tactic < GOSSAMER_DENSE_TACTICS; ++tactic) space = std::max(space, gossamer_dense_workspace(tactic));
+  Device<uint8_t> workspace(space);
   CHECK(cudaMemset(workspace.p, 0, workspace.n));
   GossamerGemmDesc d = {static_cast<uint32_t>(k), {}, GOSSAMER_BF16, static_cast<uint32_t>(float_out ? GOSSAMER_F32 : GOSSAMER_BF16), GOSSAMER_BF16, 0, 0.f, residual, 0};
   for (int i = 0; i < 3; ++i) d.out_features[i] = features[i];
   for (int tokens : token_counts) {
     const int launches = tokens <= 512 ? copies : std::min(copies, 5);
     const auto timed = [&](const char* kernel, const auto& one) {
+      // Bursts begin alike: without a pause, whoever comes first has the higher clock.
+      CHECK(cudaDeviceSynchronize());
+      std::this_thread::sleep_for(std::chrono::milliseconds(tokens > 512 ? 60 : 5));
       const double us = graph_time([&](cudaStream_t st) {
         for (int i = 0; i < launches; ++i) {
           GossamerGemmArgs a = {address(x.p), 0, 0, {}, residual ? address(out.p) : 0, address(out.p), static_cast<uint32_t>(tokens)};
@@ -233,8 +241,11 @@ void tiled_time(const char* what, std::vector<int> features, int k, int copies, 
     int chosen = 0;
     std::printf("time %-6s %4d:", what, tokens);
     for (int tactic = 0; tactic < GOSSAMER_DENSE_TACTICS; ++tactic) {
-      if (tokens <= 64 && tactic < 6 && tactic != 5) continue;  // half of the tile would be empty
-      if (tokens >= 1024 && tactic >= 8 && rows > 128) continue;
+      const int size = tactic / 2;
+      const bool narrow = size >= 3 && size <= 5, above = size >= 6;
+      if (tokens <= 64 && !narrow) continue;  // half of the tile would be empty
+      if (tokens <= 128 && above) continue;
+      if (tokens >= 1024 && narrow && rows > 128) continue;
       const double us = timed(kTactics[tactic], [&](const GossamerGemmArgs& a, int, cudaStream_t st) { REQUIRE_OK(gossamer_dense_gemm(&d, &a, tactic, workspace.p, workspace.n, st)); });
       std::printf(" %s %.1f", kTactics[tactic], us);
       if (us < best) best = us, chosen = tactic;
@@ -267,8 +278,7 @@ int tiled(const std::string& mode, int argc, char** argv) {
     tiled_check({4096, 512, 512}, 2880, 65, true, false, false, seed += 10);
     tiled_check({1040}, 4096, 2049, true, true, false, seed += 10);
     if (!small) {
-      tiled_check({2880}, 4096, 300, true, true, false, seed += 10);
-      tiled_check({8, 1, 7}, 8, 513, false, true, false, seed += 10);
+        tiled_check({8, 1, 7}, 8, 513, false, true, false, seed += 10);
       tiled_check({32001}, 2880, 70, false, false, true, seed += 10);
       tiled_check({1040}, 2880, 8192, true, false, false, seed += 10);
     }

@@ -14,6 +14,15 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cuda
   emulation::run_grid(kernel, grid, block, args...);
   return GOSSAMER_OK;
 }
+// Clusters are not emulated.
+template <typename... Params, typename... Args>
+int launch_cluster(void (*)(Params...), dim3, dim3, int, size_t, cudaStream_t, bool, Args...) {
+  return GOSSAMER_LAUNCH_FAILED;
+}
+template <typename... Params>
+int resident_clusters(void (*)(Params...), dim3, int, size_t) {
+  return 1;
+}
 template <typename Kernel>
 bool allow_shared(Kernel*, int bytes) {
   return bytes <= kMaxSharedBytes;

@@ -11,9 +11,9 @@ extern "C" {
 #endif
 
 // A tactic is 2 * size + split. Sizes are tokens x features of a tile: 0: 128x256, 1: 128x192, 2: 128x128, 3: 64x256, 4: 64x128,
-// 5: 64x64. Split 1: tiles of a last turn that leaves multiprocessors idle
-// are cut along K.
-#define GOSSAMER_DENSE_TACTICS 12
+// 5: 64x64; in pairs of blocks that share weights 6: 128x256, 7: 128x192. Split 1: tiles of a last turn that leaves multiprocessors
+// idle are cut along K.
+#define GOSSAMER_DENSE_TACTICS 16
 // Bytes of workspace, for every shape. The first GOSSAMER_DENSE_FLAGS are zero before a launch and after it.
 #define GOSSAMER_DENSE_FLAGS 4096
 size_t gossamer_dense_workspace(int tactic);

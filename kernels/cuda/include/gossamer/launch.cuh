@@ -50,4 +50,22 @@ bool allow_shared(Kernel* kernel, int bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
 }
 
+// Clusters of `cluster` blocks that are resident at once; a GPC's odd multiprocessors may leave fewer than blocks / cluster size.
+template <typename... Params>
+int resident_clusters(void (*kernel)(Params...), dim3 block, int cluster, size_t shared) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(multiprocessors() / cluster * cluster);
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) return 0;
+  return count < multiprocessors() / cluster ? count : multiprocessors() / cluster;
+}
+
 }  // namespace gossamer

@@ -47,6 +47,11 @@ inline void proxy_fence() {}
 inline void named_sync(int id, int threads) { named_barrier(id, threads, true); }
 inline void named_arrive(int id, int threads) { named_barrier(id, threads, false); }
 
+// --- clusters: not emulated ---
+inline uint32_t cluster_rank() { fail("a cluster"); }
+inline void cluster_sync() { fail("a cluster"); }
+inline void cluster_arrive_if(uint64_t*, uint32_t, bool) { fail("a cluster"); }
+
 // --- cp.async ---
 template <int kBytes>
 void copy_async(void* dst, const void* src, bool valid) {
@@ -85,6 +90,19 @@ inline uint32_t load_half(const void* p) { return *static_cast<const uint16_t*>(
 inline uint4 load_shared(const void* p) { return *static_cast<const uint4*>(p); }
 inline uint32_t load_shared_word(const void* p) { return *static_cast<const uint32_t*>(p); }
 inline uint2 load_shared_pair(uint32_t address) { return *reinterpret_cast<const uint2*>(shared_pointer(address)); }
+// Lanes 8m..8m+7 name the rows of matrix m; a lane holds two neighbouring elements of row lane / 4.
+inline uint32_t* matrix_word(uint32_t address, int m) {
+  const int lane = thread_number() % 32;
+  const uint32_t row = warp_collective(address, [&](const uint32_t* all) { return all[m * 8 + lane / 4]; });
+  if (row % 16) fail("a matrix row is not aligned");
+  return reinterpret_cast<uint32_t*>(shared_pointer(row)) + lane % 4;
+}
+inline void load_matrix_x4(uint32_t (&r)[4], uint32_t address) {
+  for (int m = 0; m < 4; ++m) r[m] = *matrix_word(address, m);
+}
+inline void store_matrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  for (int m = 0; m < 4; ++m) *matrix_word(address, m) = r[m];
+}
 inline float exp2_flushed(float x) {
   const float y = std::exp2(x);
   return y < 1.17549435e-38f ? 0.f : y;

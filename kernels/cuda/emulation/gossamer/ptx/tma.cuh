@@ -38,6 +38,7 @@ inline void tensor_load(void* dst, const CUtensorMap* map, const int (&at)[3], u
   });
 }
 inline void tensor_load_2d(void* dst, const CUtensorMap* map, int x, int y, uint64_t* bar) { tensor_load(dst, map, {x, y, 0}, bar); }
+inline void tensor_load_2d_multicast(void*, const CUtensorMap*, int, int, uint64_t*, uint16_t) { fail("a cluster"); }
 inline void tensor_load_3d(void* dst, const CUtensorMap* map, int x, int y, int z, uint64_t* bar) { tensor_load(dst, map, {x, y, z}, bar); }
 inline void tensor_prefetch_map(const CUtensorMap*) {}
 

@@ -200,6 +200,16 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Arrives at the same barrier of block `rank` of the cluster where `condition` holds, without a branch.
+// NOTES: no `.release.cluster`: it becomes a fence that waits for everything under way, 0.7 us each; what the copy engine may
+// overwrite has been read by finished products.
+__device__ __forceinline__ void cluster_arrive_if(uint64_t* bar, uint32_t rank, bool condition) {
+  asm volatile(
+      "{\n .reg .pred p;\n .reg .u32 remote;\n setp.ne.u32 p, %2, 0;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
+      " @p mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(shared_address(bar)),
+      "r"(rank), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+}
 // Store to the same shared address of block `rank` of the cluster.
 __device__ __forceinline__ void cluster_store(float* local, uint32_t rank, float v) {
   uint32_t remote;
@@ -246,6 +256,11 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t addres
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements, fragments to rows: the inverse of the above.
+__device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // --- asynchronous copies (cp.async) --------------------------------------------------------------------------------------

@@ -13,6 +13,13 @@ __device__ __forceinline__ void tensor_load_2d(void* dst, const CUtensorMap* map
                "r"(shared_address(bar)), "r"(x), "r"(y)
                : "memory");
 }
+// The same to the blocks of the cluster that `blocks` names by bits, at the same addresses; completes on each one's `bar`.
+__device__ __forceinline__ void tensor_load_2d_multicast(void* dst, const CUtensorMap* map, int x, int y, uint64_t* bar, uint16_t blocks) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+                   shared_address(dst)),
+               "l"(map), "r"(shared_address(bar)), "r"(x), "r"(y), "h"(blocks)
+               : "memory");
+}
 __device__ __forceinline__ void tensor_load_3d(void* dst, const CUtensorMap* map, int x, int y, int z, uint64_t* bar) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(dst)), "l"(map),
                "r"(shared_address(bar)), "r"(x), "r"(y), "r"(z)
