@@ -16,6 +16,8 @@ const NOISE: f64 = 0.03;
 /// The backend whose kernels are made for few tokens, and how many those are.
 const FEW_TOKENS_BACKEND: &str = "trtllm-gen";
 const FEW_TOKENS: u32 = 64;
+/// The same for dense products: above, the tiled kernel's 64 tokens cost less than the streaming kernel's (`LOG-dense.md`).
+const FEW_TOKENS_OF_PRODUCTS: u32 = 16;
 
 /// One way to do an operation.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +59,8 @@ pub fn candidates(
                 .map(|tactic| Candidate { backend, tactic }),
         );
     }
-    if tokens <= FEW_TOKENS || matches!(desc, OpDesc::Attention(desc) if desc.single == 1) {
+    let few = if matches!(desc, OpDesc::Gemm(_)) { FEW_TOKENS_OF_PRODUCTS } else { FEW_TOKENS };
+    if tokens <= few || matches!(desc, OpDesc::Attention(desc) if desc.single == 1) {
         // Until something is measured: kernels made for few tokens come first where there are few, or few of each sequence.
         all.sort_by_key(|candidate| backends.list()[candidate.backend].name() != FEW_TOKENS_BACKEND);
     }
