@@ -43,7 +43,7 @@ template <bool kFp8, int kWidth>
 struct Shape {
   // Narrow tiles wait for their own decoding (490 cycles a step where two warps a scheduler could issue in 300): two blocks share a
   // multiprocessor there. NOTES: what `setmaxnreg` hands out may not exceed the launch's registers, or the consumers wait for ever.
-  static constexpr int kBlocks = kWidth <= 64 ? 2 : 1;
+  static constexpr int kBlocks = kWidth <= (kFp8 ? 96 : 80) ? 2 : 1;  // a bf16 tile of 96 would exceed 104 registers
   static constexpr int kProducerRegisters = kBlocks == 2 ? 24 : 40, kConsumerRegisters = kBlocks == 2 ? 104 : 232;
   static constexpr int kLaunchRegisters = 65536 / (kBlocks * kThreads) / 8 * 8;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kLaunchRegisters, "setmaxnreg may not ask for more than the block has");
