@@ -119,7 +119,7 @@ pub struct ServeArgs {
     /// Directory of the kernel cache [default: none]
     #[arg(long, value_name = "DIR", help_heading = "Device")]
     pub kernel_cache_dir: Option<PathBuf>,
-    /// Seconds a start may spend on tuning kernels that the cache lacks [default: 0]
+    /// Seconds a start may spend on tuning kernels that the cache lacks [default: 10 on GPUs, 0 on CPUs]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Device")]
     pub autotune_budget: Option<Duration>,
     /// Largest decode step to capture as a CUDA graph [default: 512]

@@ -49,7 +49,8 @@ pub struct ServeConfig {
     /// `None`: beside the executable.
     pub backend_dir: Option<PathBuf>,
     pub kernel_cache_dir: Option<PathBuf>,
-    pub autotune_budget: Duration,
+    /// `None`: ten seconds on a GPU, nothing on a CPU.
+    pub autotune_budget: Option<Duration>,
     pub cuda_graph_capture_size: u32,
     pub sim_script: Option<PathBuf>,
     pub sim_calibration: Option<PathBuf>,
@@ -143,7 +144,7 @@ impl ServeConfig {
             attention_backend: args.attention_backend.filter(|name| name != "auto"),
             backend_dir: args.backend_dir,
             kernel_cache_dir: args.kernel_cache_dir,
-            autotune_budget: args.autotune_budget.unwrap_or(Duration::ZERO),
+            autotune_budget: args.autotune_budget,
             cuda_graph_capture_size: args.cuda_graph_capture_size.unwrap_or(512),
             sim_script: args.sim_script,
             sim_calibration: args.sim_calibration,

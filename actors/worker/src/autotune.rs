@@ -67,14 +67,15 @@ fn measure(
     Ok(TuneReport { measured, path })
 }
 
-/// Tunes a model that was just opened within `--autotune-budget`, and keeps what was found where there is a directory
+/// Tunes a model that was just opened within `budget`, and keeps what was found where there is a directory
 /// for it. A cache that cannot be written costs the next start some time and nothing else.
 pub(crate) fn tune_at_start(
     model: &mut Model,
     config: &ServeConfig,
+    budget: Duration,
     cache: &mut KernelCache,
 ) -> Result<(), ProcessError> {
-    let limits = TuneLimits { budget: config.autotune_budget, single: false };
+    let limits = TuneLimits { budget, single: false };
     let measured = model.tune(cache, limits, &mut |_, _| {})?;
     if let (true, Some(directory)) = (measured > 0, &config.kernel_cache_dir) {
         match cache.store(directory) {

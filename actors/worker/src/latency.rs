@@ -26,6 +26,11 @@ pub struct Roofs {
 /// Tokens before the first timed one that are run for a decoding sequence.
 pub const PREFILLED: u32 = 512;
 
+/// Steps of one kind until the device replays them: one loads the kernels, one is captured, one is replayed.
+const CAPTURING_STEPS: usize = 3;
+/// Tokens that the sequences of those steps have before.
+const CAPTURED_CONTEXT: u32 = 60;
+
 /// What to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -184,6 +189,33 @@ pub fn measure(
         float32_share: work.flops / median / roofs.float32_flops,
         bfloat16_share: roofs.bfloat16_flops.map(|roof| work.flops / median / roof),
     })
+}
+
+/// Runs steps of every size that kernels are chosen for, and the smallest decode steps until they are captured. A driver loads a
+/// kernel at its first launch: without this, the first requests would wait for that.
+pub(crate) fn warm_up(model: &mut Model) -> Result<(), LatencyError> {
+    let start = Instant::now();
+    let longest = model.info().max_model_len.min(model.limits().tokens as u32);
+    let sizes = model.program().buckets().to_vec();
+    let prefills =
+        sizes.into_iter().filter(|tokens| *tokens <= longest).map(|tokens| Case::Prefill { tokens });
+    let decodes = [1, 2, 4, 8, 16].map(|batch| Case::Decode { batch, context: CAPTURED_CONTEXT });
+    let mut bench = Bench { model, case: Case::Prefill { tokens: 1 }, next_step: 1 };
+    for case in prefills.chain(decodes) {
+        bench.case = case;
+        // What the cache or the step has no room for is not met later either.
+        let fits =
+            case.tokens() as usize <= bench.model.limits().runs || matches!(case, Case::Prefill { .. });
+        if !fits || bench.check(CAPTURING_STEPS).is_err() {
+            continue;
+        }
+        match case {
+            Case::Prefill { tokens } => bench.prefill(tokens, 1)?,
+            Case::Decode { batch, context } => bench.decode(batch, context, CAPTURING_STEPS)?,
+        };
+    }
+    tracing::info!(seconds = start.elapsed().as_secs_f64(), "ran a step of every size");
+    Ok(())
 }
 
 struct Bench<'a> {

@@ -24,7 +24,7 @@ pub use tune::TuneLimits;
 use crate::device::Block;
 use crate::executor::{Executor, ExecutorError, Progress};
 use crate::kv::KvPool;
-use crate::slots::SlotTable;
+use crate::slots::{SlotLimits, SlotTable};
 use crate::weights::Weights;
 use batch::Batch;
 use device::Steps;
@@ -77,6 +77,11 @@ fn address_mut<T>(values: &mut [T]) -> u64 {
 }
 
 impl Model {
+    /// The largest step.
+    pub(crate) fn limits(&self) -> &SlotLimits {
+        self.slots.limits()
+    }
+
     /// From now on each step keeps a copy of its logits, for tests and measurements.
     pub fn keep_logits(&mut self) {
         self.keep_logits = true;

@@ -14,6 +14,7 @@ use crate::autotune::tune_at_start;
 use crate::backends::{self, BackendsError, OpenBackends};
 use crate::cuda::{self, Cuda, CudaError};
 use crate::executor::{Executor, ExecutorError};
+use crate::latency::{self, LatencyError};
 use crate::model::{CudaOptions, Model, ModelError, ModelOptions};
 use crate::pool::{self, PoolError};
 use crate::sim::{Sim, SimError};
@@ -28,6 +29,8 @@ use tokio::sync::mpsc::error::TryRecvError;
 
 /// Longest wait before the loop looks at its events and beats.
 const TICK: Duration = Duration::from_millis(20);
+/// What a start may spend on tuning a device's kernels unless told otherwise.
+const DEVICE_TUNING: Duration = Duration::from_secs(10);
 
 /// Why a worker gives up.
 #[derive(Debug, Error)]
@@ -53,6 +56,9 @@ pub enum ProcessError {
     /// The CUDA device cannot be used.
     #[error("--device cuda: {0}")]
     Cuda(#[from] CudaError),
+    /// The first steps failed.
+    #[error("the steps before the first request: {0}")]
+    WarmUp(#[from] LatencyError),
     /// A plan could not be run.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
@@ -99,10 +105,11 @@ pub fn open_model(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError
     let shape = ModelConfig::load(&config.model)?;
     options.kernel_cache = open.kernel_cache(config, &shape);
     let mut model = Model::with_config(&shape, &config.model, &options, open.backends.clone())?;
-    if !config.autotune_budget.is_zero() {
+    let budget = config.autotune_budget.unwrap_or(Duration::ZERO);
+    if !budget.is_zero() {
         let fresh = || open.cache_key(config, &shape).map(KernelCache::new).map_err(ProcessError::Cache);
         let mut cache = options.kernel_cache.map_or_else(fresh, Ok)?;
-        tune_at_start(&mut model, config, &mut cache)?;
+        tune_at_start(&mut model, config, budget, &mut cache)?;
     }
     tracing::info!(
         threads,
@@ -119,11 +126,13 @@ pub fn open_model(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError
 pub fn open_cuda(config: &ServeConfig, rank: u32) -> Result<Model, ProcessError> {
     let start = Instant::now();
     let Placed { mut model, open, shape, cache } = open_cuda_untuned(config, rank)?;
-    if !config.autotune_budget.is_zero() {
+    let budget = config.autotune_budget.unwrap_or(DEVICE_TUNING);
+    if !budget.is_zero() {
         let fresh = || open.cache_key(config, &shape).map(KernelCache::new).map_err(ProcessError::Cache);
         let mut cache = cache.map_or_else(fresh, Ok)?;
-        tune_at_start(&mut model, config, &mut cache)?;
+        tune_at_start(&mut model, config, budget, &mut cache)?;
     }
+    latency::warm_up(&mut model)?;
     tracing::info!(
         blocks = model.info().num_blocks,
         kv_bytes = model.kv_bytes(),
