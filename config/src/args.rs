@@ -3,7 +3,8 @@
 //! No field has a default here: an absent flag must stay distinguishable from a given one until all sources are merged.
 
 use crate::values::{
-    Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, Secret, fraction, seconds, tokens,
+    Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret, fraction, seconds,
+    tokens,
 };
 use clap::Args;
 use std::{net::IpAddr, path::PathBuf, time::Duration};
@@ -107,6 +108,9 @@ pub struct ServeArgs {
     /// Threads of a CPU worker [default: one per core]
     #[arg(long, value_name = "N", help_heading = "Device")]
     pub cpu_threads: Option<u32>,
+    /// Type that experts may take activations in: fp8 allows faster tactics on GPUs that round them [default: auto]
+    #[arg(long, value_enum, help_heading = "Device")]
+    pub moe_activation_dtype: Option<MoeActivationDtype>,
     /// Backend of the fused MoE [default: auto]
     #[arg(long, value_name = "NAME", help_heading = "Device")]
     pub moe_backend: Option<String>,

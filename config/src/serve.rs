@@ -1,6 +1,8 @@
 //! The resolved configuration, and the rules that span several flags.
 
-use crate::{ConfigError, Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, Secret, ServeArgs};
+use crate::{
+    ConfigError, Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret, ServeArgs,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -42,6 +44,7 @@ pub struct ServeConfig {
     pub device: Device,
     /// `None`: one per core.
     pub cpu_threads: Option<u32>,
+    pub moe_activation_dtype: MoeActivationDtype,
     /// `None`: chosen by what the backends can do.
     pub moe_backend: Option<String>,
     /// `None`: chosen by what the backends can do.
@@ -140,6 +143,7 @@ impl ServeConfig {
             num_gpu_blocks_override: args.num_gpu_blocks_override,
             device,
             cpu_threads: args.cpu_threads.map(|count| at_least_one("cpu-threads", count)).transpose()?,
+            moe_activation_dtype: args.moe_activation_dtype.unwrap_or(MoeActivationDtype::Auto),
             moe_backend: args.moe_backend.filter(|name| name != "auto"),
             attention_backend: args.attention_backend.filter(|name| name != "auto"),
             backend_dir: args.backend_dir,
@@ -237,6 +241,9 @@ impl ServeConfig {
         }
         if self.parallel.disaggregate.is_some() {
             return refuse("--disaggregate (separate prefill and decode ranks)".into(), "leave it out");
+        }
+        if self.device == Device::Cpu && self.moe_activation_dtype == MoeActivationDtype::Fp8 {
+            return refuse("--moe-activation-dtype fp8 on CPUs".into(), "leave it at auto");
         }
         Ok(())
     }

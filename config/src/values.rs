@@ -30,6 +30,16 @@ pub enum Dtype {
     Bfloat16,
 }
 
+/// Type that experts may take activations in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum MoeActivationDtype {
+    /// That of all activations.
+    Auto,
+    /// E4M3 with a scale per token, where a tactic of it is the fastest. It rounds activations to four bits of precision.
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
 /// Type of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum KvCacheDtype {

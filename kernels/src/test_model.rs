@@ -12,7 +12,13 @@ pub fn config() -> ModelConfig {
 }
 
 pub fn options() -> GraphOptions {
-    GraphOptions { activation: DType::F32, kv: DType::F32, block_size: 64, max_logprobs: 20 }
+    GraphOptions {
+        activation: DType::F32,
+        kv: DType::F32,
+        block_size: 64,
+        max_logprobs: 20,
+        allow_fp8_experts: false,
+    }
 }
 
 pub struct Fake {

@@ -101,7 +101,10 @@ impl OpenBackends {
             device: self.device.0.clone(),
             driver: self.device.1.clone(),
             plugins: self.files.iter().map(id).collect::<Result<_, _>>()?,
-            model: format!("{model:?} {:?} {:?}", config.dtype, config.kv_cache_dtype),
+            model: format!(
+                "{model:?} {:?} {:?} {:?}",
+                config.dtype, config.kv_cache_dtype, config.moe_activation_dtype
+            ),
             layout: format!("tp{} pp{} dp{}", parallel.tensor, parallel.pipeline, parallel.data),
         })
     }

@@ -130,6 +130,7 @@ fn what_does_not_exist_yet_is_refused_by_name() {
     for (args, word) in [
         (&["-tp", "2"][..], "--tensor-parallel-size 2"),
         (&["--disaggregate", "prefill=1,decode=1"], "--disaggregate"),
+        (&["--device", "cpu", "--moe-activation-dtype", "fp8"], "--moe-activation-dtype fp8"),
     ] {
         let error = case.error(args, &[]);
         assert!(error.starts_with("not supported yet: ") && error.contains(word), "{error}");

@@ -21,6 +21,9 @@ pub struct AutotuneArgs {
     /// Type of the KV cache
     #[arg(long)]
     kv_cache_dtype: Option<String>,
+    /// Type that experts may take activations in: auto or fp8
+    #[arg(long)]
+    moe_activation_dtype: Option<String>,
     /// Where weights come from: auto, safetensors or dummy
     #[arg(long)]
     load_format: Option<String>,
@@ -43,6 +46,7 @@ impl AutotuneArgs {
         };
         flag("--dtype", self.dtype.clone().map(Into::into));
         flag("--kv-cache-dtype", self.kv_cache_dtype.clone().map(Into::into));
+        flag("--moe-activation-dtype", self.moe_activation_dtype.clone().map(Into::into));
         flag("--load-format", self.load_format.clone().map(Into::into));
         flag("--max-num-batched-tokens", self.max_num_batched_tokens.map(|tokens| tokens.to_string().into()));
         // A step of a few tokens has few sequences; the draw is tuned for as many as there can be.

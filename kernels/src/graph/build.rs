@@ -15,6 +15,8 @@ pub struct GraphOptions {
     pub block_size: u32,
     /// Most alternatives whose log-probabilities a request can ask for.
     pub max_logprobs: u32,
+    /// Whether experts may round activations to E4M3.
+    pub allow_fp8_experts: bool,
 }
 
 /// Builds the unfused graph of a model.
@@ -189,7 +191,7 @@ impl<'a> Builder<'a> {
             alpha: SWIGLU_ALPHA,
             activation,
             weight: DType::MXFP4,
-            allow_fp8: 0,
+            allow_fp8: u32::from(self.options.allow_fp8_experts),
         };
         self.push(at, Op::Experts { desc, x: normed, ids, gate_up, down, out });
         let desc = FinalizeDesc { hidden, top_k, activation };

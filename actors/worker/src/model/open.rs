@@ -13,7 +13,9 @@ use crate::model::batch::Batch;
 use crate::slots::{SlotLimits, SlotTable};
 use crate::weights::{PACKED, Weights, WeightsError};
 use gossamer_backend_api::{DType, Layout};
-use gossamer_config::{Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, ServeConfig};
+use gossamer_config::{
+    Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, MoeActivationDtype, ServeConfig,
+};
 use gossamer_kernels::graph::{self, Graph, GraphOptions};
 use gossamer_kernels::passes::{self, Applied};
 use gossamer_kernels::tuner::{self, KernelCache};
@@ -76,6 +78,8 @@ pub struct ModelOptions {
     pub activation: DType,
     /// Type of the KV cache.
     pub kv: DType,
+    /// Whether experts may round activations to E4M3.
+    pub allow_fp8_experts: bool,
     /// Tokens per KV block.
     pub block_size: u32,
     /// Sequences in a step.
@@ -115,6 +119,7 @@ impl ModelOptions {
                 KvCacheDtype::Bf16 => DType::BF16,
                 KvCacheDtype::Fp8 => DType::F8E4M3,
             },
+            allow_fp8_experts: config.moe_activation_dtype == MoeActivationDtype::Fp8,
             block_size: config.block_size,
             max_num_seqs: config.max_num_seqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
@@ -146,6 +151,7 @@ impl ModelOptions {
             kv: self.kv,
             block_size: self.block_size,
             max_logprobs: self.max_logprobs,
+            allow_fp8_experts: self.allow_fp8_experts,
         };
         let mut graph = graph::build(config, &options);
         let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| {

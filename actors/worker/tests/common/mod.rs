@@ -32,6 +32,7 @@ pub fn options(activation: DType, max_num_batched_tokens: u32) -> ModelOptions {
         load_format: LoadFormat::Auto,
         seed: 0,
         disabled_passes: BTreeSet::new(),
+        allow_fp8_experts: false,
         kernel_cache: None,
     }
 }
