@@ -48,8 +48,11 @@ impl Model {
         self.fill_arena(steps)?;
         let mut open = self.program.open_choices(&self.backends).map_err(super::ProgramError::from)?;
         open.retain(|open| matches!(open.desc.kind(), OpKind::Gemm | OpKind::FusedMoe | OpKind::Attention));
-        // Few tokens first: they are run most often.
-        open.sort_by_key(|open| open.tokens);
+        // From both ends: the smallest steps are run most often, the largest take the longest, and the budget may end between.
+        let count = self.program.buckets().len();
+        open.sort_by_key(|open| {
+            if open.bucket < count / 2 { 2 * open.bucket } else { 2 * (count - 1 - open.bucket) + 1 }
+        });
         let places = steps.tuning_places(open.iter().map(|open| open.tokens).max().unwrap_or(0))?;
         let (begun, done) = (Event::new()?, Event::new()?);
         let mut measured = 0;
