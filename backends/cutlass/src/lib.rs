@@ -14,7 +14,7 @@ use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
     Support, Tactic,
 };
-use gossamer_kernel_launch::{self as kernels, TopkArgs, aligned};
+use gossamer_kernel_launch::{self as kernels, TopkArgs, aligned, need};
 use std::ffi::c_int;
 
 /// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
@@ -37,17 +37,8 @@ impl Exported for ManyTokens {
             .and_then(|()| kernels::prepare_grouped().into_result("open"))
             .and_then(|()| kernels::prepare_dense().into_result("open"))
             .and_then(|()| kernels::prepare_prefill().into_result("open"));
-        let unusable = match opened {
-            Ok(()) => None,
-            Err(BackendError::Failed { message, .. }) => Some(message),
-            Err(error) => Some(error.to_string()),
-        };
-        Ok(Self { unusable })
+        Ok(Self { unusable: kernels::unusable(opened) })
     }
-}
-
-fn need(condition: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
-    if condition { Ok(()) } else { Err(reason()) }
 }
 
 fn bf16_only(activation: DType) -> Result<(), String> {
@@ -280,7 +271,7 @@ impl KernelBackend for ManyTokens {
         _out: u64,
         _stream: u64,
     ) -> Result<(), BackendError> {
-        Err(BackendError::failed("repack", format!("'{}' is made by the fallback backend", layout.0)))
+        Err(kernels::made_elsewhere(layout))
     }
 
     fn prepare(&self, desc: &OpDesc, _tactic: u32) -> Result<(), BackendError> {

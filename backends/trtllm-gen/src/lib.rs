@@ -21,7 +21,7 @@ use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
     Support, Tactic,
 };
-use gossamer_kernel_launch::{self as kernels, MoeArgs, RouterArgs, TinyGemmArgs, aligned};
+use gossamer_kernel_launch::{self as kernels, MoeArgs, RouterArgs, TinyGemmArgs, aligned, need};
 use std::ffi::c_int;
 
 /// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
@@ -42,17 +42,8 @@ pub struct FewTokens {
 
 impl Exported for FewTokens {
     fn open(host: HostServices) -> Result<Self, BackendError> {
-        let unusable = match kernels::check_open(&host) {
-            Ok(()) => None,
-            Err(BackendError::Failed { message, .. }) => Some(message),
-            Err(error) => Some(error.to_string()),
-        };
-        Ok(Self { unusable })
+        Ok(Self { unusable: kernels::unusable(kernels::check_open(&host)) })
     }
-}
-
-fn need(condition: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
-    if condition { Ok(()) } else { Err(reason()) }
 }
 
 fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
@@ -355,7 +346,7 @@ impl KernelBackend for FewTokens {
         _out: u64,
         _stream: u64,
     ) -> Result<(), BackendError> {
-        Err(BackendError::failed("repack", format!("'{}' is made by the fallback backend", layout.0)))
+        Err(kernels::made_elsewhere(layout))
     }
 
     fn prepare(&self, desc: &OpDesc, _tactic: u32) -> Result<(), BackendError> {

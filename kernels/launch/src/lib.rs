@@ -13,7 +13,7 @@ use gossamer_backend_api::ops::{
     AttentionArgs, AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc,
     RmsNormArgs, RmsNormDesc, RopeKvWriteArgs, RopeKvWriteDesc,
 };
-use gossamer_backend_api::{BackendError, HostServices};
+use gossamer_backend_api::{BackendError, HostServices, Layout};
 use std::ffi::{c_int, c_void};
 
 /// Whether the kernels are in this build.
@@ -86,6 +86,25 @@ pub fn check_open(host: &HostServices) -> Result<(), BackendError> {
     }
     // SAFETY: the context of the device is current by the border's contract.
     Status::of(unsafe { ffi::gossamer_prepare() }).into_result("open")
+}
+
+/// Why a backend can do nothing here, from what opening it said.
+pub fn unusable(opened: Result<(), BackendError>) -> Option<String> {
+    match opened {
+        Ok(()) => None,
+        Err(BackendError::Failed { message, .. }) => Some(message),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Refuses with the reason where a condition does not hold.
+pub fn need(condition: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(reason()) }
+}
+
+/// What a backend says to a layout that it reads and does not make.
+pub fn made_elsewhere(layout: &Layout) -> BackendError {
+    BackendError::failed("repack", format!("'{}' is made by the fallback backend", layout.0))
 }
 
 macro_rules! safe_names {

@@ -4,6 +4,21 @@ use crate::slots::Slot;
 use gossamer_backend_api::ops::{LogitEdit, SampleRow};
 use std::collections::BTreeMap;
 
+/// A row that takes the likeliest token and that nobody asks for.
+const GREEDY: SampleRow = SampleRow {
+    seed: 0,
+    position: 0,
+    choice: 0,
+    temperature: 0.0,
+    top_p: 1.0,
+    min_p: 0.0,
+    top_k: 0,
+    first_edit: 0,
+    edits: 0,
+    logprobs: SampleRow::NO_LOGPROBS,
+    masked: 0,
+};
+
 /// Inputs and outputs of the sampling operation for one step.
 #[derive(Debug, Default)]
 pub struct SampleInputs {
@@ -27,20 +42,7 @@ impl SampleInputs {
     /// Rows that take the likeliest token.
     pub fn fill_greedy(&mut self, rows: u32) {
         self.clear();
-        let row = SampleRow {
-            seed: 0,
-            position: 1,
-            choice: 0,
-            temperature: 0.0,
-            top_p: 1.0,
-            min_p: 0.0,
-            top_k: 0,
-            first_edit: 0,
-            edits: 0,
-            logprobs: SampleRow::NO_LOGPROBS,
-            masked: 0,
-        };
-        self.rows.resize(rows as usize, row);
+        self.rows.resize(rows as usize, SampleRow { position: 1, ..GREEDY });
     }
 
     /// Adds a row: the token at `position` of `slot` is to be drawn.
@@ -70,19 +72,7 @@ impl SampleInputs {
 
     /// Adds a row that is drawn greedily and that nobody asks for.
     pub fn push_greedy(&mut self) {
-        self.rows.push(SampleRow {
-            seed: 0,
-            position: 0,
-            choice: 0,
-            temperature: 0.0,
-            top_p: 1.0,
-            min_p: 0.0,
-            top_k: 0,
-            first_edit: 0,
-            edits: 0,
-            logprobs: SampleRow::NO_LOGPROBS,
-            masked: 0,
-        });
+        self.rows.push(GREEDY);
     }
 
     fn push_edits(&mut self, slot: &Slot, vocab: u32) {
