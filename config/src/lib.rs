@@ -9,6 +9,8 @@
 //! Invariant: of two sources that name one setting, the whole value of the stronger one is used (lists are replaced,
 //! not joined): flag > environment > file > recipe > default.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod args;
 mod error;
 mod layers;

@@ -1,8 +1,13 @@
 //! Logs: one line per event on stderr, with the process that wrote it.
+//!
+//! Invariant: no state of stderr ends or stops a process; what it does not take is lost.
 
+mod sink;
+
+use sink::Sink;
 use std::{
     fmt,
-    io::IsTerminal,
+    io::{IsTerminal, Write},
     time::{SystemTime, UNIX_EPOCH},
 };
 use tracing::{Event, Level, Subscriber};
@@ -46,6 +51,12 @@ where
     }
 }
 
+/// Says a line on stderr without the form of a log: to whoever typed the command.
+pub fn say(line: impl fmt::Display) {
+    // Nobody listens: then the exit status alone tells.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Starts logging. Directives that cannot be read are said and replaced by `info`.
 pub fn start(directives: &str, process: Option<String>) {
     let (filter, error) = match EnvFilter::try_new(directives) {
@@ -54,7 +65,9 @@ pub fn start(directives: &str, process: Option<String>) {
     };
     let started = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(Sink::stderr())
+        // They would be printed to stderr, with a panic where that fails.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .event_format(Line { process })
         .try_init();

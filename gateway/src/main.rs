@@ -1,5 +1,7 @@
 //! The `gossamer` binary.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

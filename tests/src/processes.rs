@@ -86,6 +86,18 @@ pub struct Bare(Child);
 impl Bare {
     /// Starts it, in `folder` for temporary files. `prefix` is the program that starts it, if any.
     pub fn start(prefix: &[&str], arguments: &[String], folder: &Path) -> Self {
+        let log = std::fs::File::create(folder.join("log")).expect("the folder is writable");
+        Self::with_output(prefix, arguments, folder, Stdio::null(), log.into())
+    }
+
+    /// The same, with an output and a log of the test's choice.
+    pub fn with_output(
+        prefix: &[&str],
+        arguments: &[String],
+        folder: &Path,
+        stdout: Stdio,
+        stderr: Stdio,
+    ) -> Self {
         let binary = binary();
         let words: Vec<&std::ffi::OsStr> =
             prefix.iter().map(|word| word.as_ref()).chain([binary.as_os_str()]).collect();
@@ -93,9 +105,19 @@ impl Bare {
         command.args(&words[1..]).args(arguments).env_clear().env("TMPDIR", folder);
         // Some programs that start others look for them on the path.
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let log = std::fs::File::create(folder.join("log")).expect("the folder is writable");
-        Self(command.stderr(log).spawn().expect("the binary can be started"))
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        Self(command.spawn().expect("the binary can be started"))
+    }
+
+    /// Waits until it listens; the port, as the system tells it.
+    pub async fn port(&mut self) -> u16 {
+        eventually("a listening socket", async || {
+            if let Some(status) = self.exited() {
+                panic!("it ended with {status}");
+            }
+            listening_port(self.pid()).ok_or_else(|| "none".to_owned())
+        })
+        .await
     }
 
     /// Its process id.
@@ -126,6 +148,24 @@ impl Drop for Bare {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The port of the first TCP socket that a process listens on.
+fn listening_port(pid: u32) -> Option<u16> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let sockets: Vec<String> = links
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
+    // Local address, remote address, state (0A: listening), …, and the socket's number in the tenth column.
+    table.lines().skip(1).find_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let (address, state, number) = (columns.get(1)?, columns.get(3)?, columns.get(9)?);
+        let ours = *state == "0A" && sockets.iter().any(|socket| socket == number);
+        let port = ours.then(|| address.rsplit(':').next())??;
+        u16::from_str_radix(port, 16).ok()
+    })
 }
 
 /// Waits until none of these processes is there any more. Their numbers may belong to others by then.

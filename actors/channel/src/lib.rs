@@ -19,6 +19,8 @@
 //! A peer that shrinks the file under a mapping can still end this process with SIGBUS. Segments are readable and
 //! writable by their owner's user alone, and the peers are children of one executable, so that is not defended.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod bridge;
 pub mod control;
 mod copy;

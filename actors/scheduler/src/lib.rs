@@ -28,6 +28,8 @@
 //! Invariant: plans are executed in the order of their numbers. Blocks are therefore reused as soon as the plan that
 //! needed them last has been made, before it has run.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod admission;
 mod attachment;
 mod blocks;

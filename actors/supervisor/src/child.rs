@@ -3,6 +3,7 @@
 //! `main` of the executable calls [`child_main`] when it was started as `gossamer child …`, and hands the
 //! [`ChildContext`] to the code of the role. Everything that happens later comes as a [`ChildEvent`].
 
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
@@ -167,7 +168,8 @@ pub fn child_main<E: std::error::Error>(
             }
         }
         Err(error) => {
-            eprintln!("gossamer child: {}", chain(&error));
+            // Before there is a log; whoever reads neither this nor the exit status cannot be told.
+            let _ = writeln!(std::io::stderr(), "gossamer child: {}", chain(&error));
             ExitCode::FAILURE
         }
     })

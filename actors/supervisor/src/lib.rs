@@ -9,6 +9,8 @@
 //!
 //! Invariant: no child outlives its supervisor, however that ends.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod child;
 mod links;
 mod message;

@@ -13,6 +13,8 @@
 //!
 //! This crate knows tokens and text, not chat formats: harmony is rendered and parsed elsewhere.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod byte_level;
 mod detokenizer;
 mod encode;

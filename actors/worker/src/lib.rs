@@ -3,6 +3,8 @@
 //! A worker is one process per device. It applies numbered step plans to its request slots and answers with drawn
 //! tokens; what to run is the scheduler's decision alone.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod autotune;
 pub mod backends;
 pub mod cuda;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: only points that were measured alike are set against each other; those without a partner are counted and said.
 
+use crate::output;
 use crate::results::{self, Record, ResultsError, Settings};
 use clap::Args;
 use std::fmt::Write;
@@ -67,8 +68,9 @@ pub fn run(args: &CompareArgs) -> Result<(), CompareError> {
     let other = results::read_set(&args.other, args.gpus)?;
     let files = args.base.is_file() && args.other.is_file();
     let names = [&args.base, &args.other].map(|path| path.display().to_string());
-    print!("A: {}\nB: {}\n\n{}", names[0], names[1], table(&base, &other, files)?);
-    Ok(())
+    let table = table(&base, &other, files)?;
+    let text = format!("A: {}\nB: {}\n\n{table}", names[0], names[1]);
+    Ok(output::result(text).map_err(ResultsError::from)?)
 }
 
 /// The ratios of matching points, or of the two only ones.

@@ -10,8 +10,11 @@
 //! - The first token is the first delta that carries text, token ids or tool arguments; role-only and empty deltas are not.
 //! - A request that ended with an error, or without `[DONE]`, has failed: it enters no percentile and no throughput.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod compare;
 pub mod layout;
+mod output;
 pub mod pareto;
 pub mod results;
 pub mod serve;

@@ -4,6 +4,7 @@
 //! taken for it.
 
 use crate::layout::Layout;
+use crate::output::OutputError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -71,6 +72,9 @@ pub enum ResultsError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// They cannot be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// A file that is no result.
     #[error("expected a point of `bench sweep` or a result of `bench serve`, got {path}: {got}")]
     Format {

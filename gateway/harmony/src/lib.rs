@@ -8,6 +8,8 @@
 //! This crate knows no HTTP, no requests and no sampling. It invents no ids for tool calls, and never judges
 //! whether arguments are valid JSON.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod control;
 mod conversation;
 mod header;

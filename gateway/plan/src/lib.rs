@@ -24,6 +24,8 @@
 //! Invariant: every request is counted: it meets both targets, or it misses one; a refused request misses.
 //! Invariant: between two reports of the router replicas do not know of each other, so that threads may share them.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod args;
 pub mod cost;
 mod engine;

@@ -6,7 +6,8 @@ use crate::shape::ModelShape;
 use crate::workload::Request;
 use gossamer_kernels::cost::CostModel;
 use serde::Serialize;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 
 /// The answers as one JSON object.
 #[derive(Debug, Serialize)]
@@ -29,7 +30,8 @@ pub(crate) fn print(
     calibration: &CostModel,
     requests: &[Request],
     answers: &[Answer],
-) {
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
     if args.json {
         let report = Report {
             model: &shape.name,
@@ -38,34 +40,34 @@ pub(crate) fn print(
             targets: [args.ttft_ms, args.tpot_ms, args.percentile],
             answers,
         };
-        match serde_json::to_string_pretty(&report) {
-            Ok(json) => println!("{json}"),
-            Err(error) => eprintln!("the answers cannot be written as JSON: {error}"),
-        }
-        return;
+        return writeln!(out, "{}", serde_json::to_string_pretty(&report)?);
     }
     let count = requests.len() as f64;
     let seconds = requests.last().map_or(0.0, |request| request.arrival as f64 * 1e-9);
     let mean = |what: fn(&Request) -> u32| requests.iter().map(|r| f64::from(what(r))).sum::<f64>() / count;
-    println!(
+    writeln!(
+        out,
         "{} on {}: {} requests in {seconds:.1} s, {:.0} prompt and {:.0} output tokens on average",
         shape.name,
         calibration.device,
         requests.len(),
         mean(|request| request.input),
         mean(|request| request.output)
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "targets: {} % of requests with TTFT up to {} ms and TPOT up to {} ms\n",
         args.percentile, args.ttft_ms, args.tpot_ms
-    );
-    print!("{}", text(args.percentile, answers));
+    )?;
+    write!(out, "{}", text(args.percentile, answers))?;
     if answers.iter().any(|answer| answer.layout_gpus() > 1) {
-        println!(
+        writeln!(
+            out,
             "\nLayouts of several GPUs are factors of the one-GPU calibration, with links of {} GB/s and {} us.",
             args.link_gb_per_s, args.link_latency_us
-        );
+        )?;
     }
+    Ok(())
 }
 
 /// The table, and the best answer.

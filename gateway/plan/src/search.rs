@@ -41,6 +41,9 @@ pub enum PlanError {
     /// Nothing of what was tried suffices.
     #[error("no layout meets the targets; allow more GPUs, or relax a target")]
     NotMet,
+    /// The answer cannot be printed.
+    #[error("cannot print the answer: {0}")]
+    Output(#[source] std::io::Error),
     /// A thread panicked: a defect of this program.
     #[error("a simulation thread panicked")]
     Thread,
@@ -152,7 +155,7 @@ pub fn plan(args: &PlanArgs) -> Result<Vec<Answer>, PlanError> {
         });
     }
     bar.finish_and_clear();
-    crate::report::print(args, &shape, &calibration, &requests, &answers);
+    crate::report::print(args, &shape, &calibration, &requests, &answers).map_err(PlanError::Output)?;
     match answers.iter().any(|answer| matches!(answer, Answer::Met(_))) {
         true => Ok(answers),
         false => Err(PlanError::NotMet),

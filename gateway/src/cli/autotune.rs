@@ -4,7 +4,12 @@ use crate::process::demo_model;
 use clap::Args;
 use gossamer_config::resolve;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::{error::Error, ffi::OsString, path::PathBuf};
+use std::{
+    error::Error,
+    ffi::OsString,
+    io::{Write, stdout},
+    path::PathBuf,
+};
 
 /// Arguments of `gossamer autotune`.
 #[derive(Args)]
@@ -70,6 +75,11 @@ pub fn run(args: &AutotuneArgs) -> Result<(), Box<dyn Error>> {
         bar.set_message(format!("{tokens} tokens"));
     })?;
     bar.finish_and_clear();
-    println!("measured {} choices; the kernel cache is {}", report.measured, report.path.display());
+    writeln!(
+        stdout(),
+        "measured {} choices; the kernel cache is {}",
+        report.measured,
+        report.path.display()
+    )?;
     Ok(())
 }

@@ -2,14 +2,14 @@
 //!
 //! Files are inspected here without running their code; each is then opened in a process of its own.
 
-use super::graph::GraphArgs;
+use super::{Failure, graph::GraphArgs};
 use clap::Args;
 use gossamer_backend_api::{KernelBackend, OpDesc, Support, loader};
 use gossamer_config::ModelConfig;
 use gossamer_kernels::Backends;
 use gossamer_worker::{ModelOptions, backends, pool};
 use std::{
-    error::Error,
+    io::{Write, stdout},
     path::PathBuf,
     process::{Command, Stdio},
     sync::Arc,
@@ -32,29 +32,27 @@ pub struct ProbeArgs {
     model: GraphArgs,
 }
 
-type Failure = Box<dyn Error>;
-
 /// Lists all backends.
 pub fn list(args: &BackendsArgs) -> Result<(), Failure> {
     let config = args.model.config()?;
     let directory = backends::directory(&config)?;
-    println!("backends in {}:", directory.display());
+    writeln!(stdout(), "backends in {}:", directory.display())?;
     let found = loader::discover(&directory)?;
     if found.is_empty() {
-        println!("  none (libgossamer_*.so); build them with `cargo build --release --workspace`");
+        writeln!(stdout(), "  none (libgossamer_*.so); build them with `cargo build --release --workspace`")?;
     }
     for file in found {
         match file {
             Ok(file) => {
-                println!("\n{} {}  {}", file.name, file.version, file.path.display());
+                writeln!(stdout(), "\n{} {}  {}", file.name, file.version, file.path.display())?;
                 let mut probe = Command::new("/proc/self/exe");
                 probe.arg("probe-backend").arg(&file.path).args(args.model.to_arguments());
                 let status = probe.stdin(Stdio::null()).status()?;
                 if !status.success() {
-                    println!("  cannot be used: the process that opened it ended with {status}");
+                    writeln!(stdout(), "  cannot be used: the process that opened it ended with {status}")?;
                 }
             }
-            Err(error) => println!("\nrefused: {error}"),
+            Err(error) => writeln!(stdout(), "\nrefused: {error}")?,
         }
     }
     Ok(())
@@ -82,7 +80,7 @@ pub fn probe(args: &ProbeArgs) -> Result<(), Failure> {
             Support::Yes => format!("yes, {} tactic(s)", backend.tactics(&desc, 1).len()),
             Support::No(reason) => format!("no: {reason}"),
         };
-        println!("  {:<28} {answer}", node.label());
+        writeln!(stdout(), "  {:<28} {answer}", node.label())?;
         told.push(desc);
     }
     Ok(())

@@ -5,7 +5,12 @@ use clap::Args;
 use gossamer_config::{ModelConfig, ServeConfig, resolve};
 use gossamer_kernels::passes;
 use gossamer_worker::{ModelOptions, backends, pool};
-use std::{error::Error, ffi::OsString, path::PathBuf};
+use std::{
+    error::Error,
+    ffi::OsString,
+    io::{Write, stdout},
+    path::PathBuf,
+};
 
 /// Arguments of `gossamer graph`.
 #[derive(Args)]
@@ -62,19 +67,19 @@ pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
     let (plain, _) = options.graph(&model, &open.backends);
     options.disabled_passes = passes::parse_disabled(args.disable_pass.iter().map(String::as_str))?;
     let (fused, applied) = options.graph(&model, &open.backends);
-    println!("before fusion, {} operations:\n{}", plain.nodes.len(), plain.text());
+    writeln!(stdout(), "before fusion, {} operations:\n{}", plain.nodes.len(), plain.text())?;
     for pass in passes::PASSES {
         let outcome = match applied.iter().find(|applied| applied.name == pass.name) {
             Some(applied) => format!("fired {} times", applied.times),
             None => "is switched off".into(),
         };
-        println!("pass {} ({}) {outcome}", pass.name, pass.about);
+        writeln!(stdout(), "pass {} ({}) {outcome}", pass.name, pass.about)?;
     }
-    println!("\nafter fusion, {} operations:\n{}", fused.nodes.len(), fused.text());
+    writeln!(stdout(), "\nafter fusion, {} operations:\n{}", fused.nodes.len(), fused.text())?;
     if let Some(path) = &args.svg {
         std::fs::write(path, fused.svg(&config.model.display().to_string()))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("picture written to {}", path.display());
+        writeln!(stdout(), "picture written to {}", path.display())?;
     }
     Ok(())
 }

@@ -10,7 +10,13 @@ use gossamer_worker::latency::{self, Case, LatencyError, Measured, Roofs};
 use gossamer_worker::process::open_model;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use std::{error::Error, ffi::OsString, path::PathBuf, time::Duration};
+use std::{
+    error::Error,
+    ffi::OsString,
+    io::{Write, stdout},
+    path::PathBuf,
+    time::Duration,
+};
 
 /// Bytes of the buffer that the memory roof is measured on: more than any cache holds.
 const ROOF_BYTES: usize = 1 << 30;
@@ -189,23 +195,29 @@ pub fn run(args: &LatencyArgs) -> Result<(), Box<dyn Error>> {
     progress("roofs of the machine".to_owned());
     let roofs = higher(before, measure_roofs(threads));
     bar.finish_and_clear();
-    print(&roofs, threads, &measured);
+    // The files first: they are kept whatever becomes of the output.
+    let mut written = Vec::new();
     if let Some(path) = &args.output_json {
         let document = json!({"threads": threads, "roofs": roofs, "cases": measured, "shape": args.shape});
-        write(path, &serde_json::to_string_pretty(&document)?)?;
+        written.push(write(path, &serde_json::to_string_pretty(&document)?)?);
     }
     if let Some(path) = &args.calibrate {
         let steps: Vec<_> = measured.iter().map(step).collect();
         let cost = CostModel::fit("cpu", shape.num_experts, shape.experts_per_token, &steps);
-        write(path, &serde_json::to_string_pretty(&cost)?)?;
+        written.push(write(path, &serde_json::to_string_pretty(&cost)?)?);
+    }
+    print(&roofs, threads, &measured)?;
+    for path in written {
+        writeln!(stdout(), "written to {path}")?;
     }
     Ok(())
 }
 
-fn write(path: &std::path::Path, text: &str) -> Result<(), String> {
-    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    println!("written to {}", path.display());
-    Ok(())
+/// Writes a file and gives its name.
+fn write(path: &std::path::Path, text: &str) -> Result<String, String> {
+    let name = path.display().to_string();
+    std::fs::write(path, text).map_err(|error| format!("cannot write {name}: {error}"))?;
+    Ok(name)
 }
 
 fn step(measured: &Measured) -> (StepLoad, Duration) {
@@ -224,24 +236,28 @@ fn describe(case: &Case) -> String {
     }
 }
 
-fn print(roofs: &Roofs, threads: usize, measured: &[Measured]) {
+fn print(roofs: &Roofs, threads: usize, measured: &[Measured]) -> std::io::Result<()> {
+    let mut out = stdout().lock();
     let giga = |value: f64| value / 1e9;
     let bfloat16 =
         roofs.bfloat16_flops.map_or("none".to_owned(), |flops| format!("{:.0} GFLOP/s", giga(flops)));
-    println!(
+    writeln!(
+        out,
         "roofs with {threads} threads, measured before and after: {:.1} GB/s, float32 {:.0} GFLOP/s, bfloat16 {bfloat16}",
         giga(roofs.bytes_per_second),
         giga(roofs.float32_flops)
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "{:<18} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>8}",
         "case", "median ms", "best ms", "tok/s", "GB/s", "of memory", "GFLOP/s", "of fp32", "of bf16"
-    );
+    )?;
     for row in measured {
         let (rate, flops) = (row.bytes / row.median_seconds, row.flops / row.median_seconds);
         let share =
             |roof: Option<f64>| roof.map_or("-".to_owned(), |roof| format!("{:.0} %", 100.0 * flops / roof));
-        println!(
+        writeln!(
+            out,
             "{:<18} {:>10.2} {:>10.2} {:>10.2} {:>8.1} {:>9} {:>9.1} {:>8} {:>8}",
             describe(&row.case),
             row.median_seconds * 1e3,
@@ -252,6 +268,7 @@ fn print(roofs: &Roofs, threads: usize, measured: &[Measured]) {
             giga(flops),
             share(Some(roofs.float32_flops)),
             share(roofs.bfloat16_flops)
-        );
+        )?;
     }
+    Ok(())
 }

@@ -10,7 +10,13 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gossamer_bench::{compare::CompareArgs, pareto::ParetoArgs, serve::ServeBenchArgs, sweep::SweepArgs};
 use gossamer_config::{ServeArgs, expand_short_flags};
 use gossamer_plan::PlanArgs;
-use std::{ffi::OsString, fmt::Display, process::ExitCode};
+use std::{error::Error, ffi::OsString, io::Write, process::ExitCode};
+
+/// Exit status of a command whose output was closed: what shells show of a program that the signal for it has ended.
+const CLOSED_PIPE: u8 = 128 + 13;
+
+/// Why a command failed.
+type Failure = Box<dyn Error>;
 
 /// Serves OpenAI's gpt-oss models.
 #[derive(Parser)]
@@ -100,19 +106,29 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn asynchronous<T, E: Display>(command: &str, work: impl Future<Output = Result<T, E>>) -> ExitCode {
+fn asynchronous<T, E: Into<Failure>>(command: &str, work: impl Future<Output = Result<T, E>>) -> ExitCode {
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => report(command, runtime.block_on(work)),
         Err(error) => report(command, Err::<(), _>(error)),
     }
 }
 
-fn report<T, E: Display>(command: &str, result: Result<T, E>) -> ExitCode {
+fn report<T, E: Into<Failure>>(command: &str, result: Result<T, E>) -> ExitCode {
+    // What was printed without the end of a line is still in the buffer.
+    let result = result.map_err(Into::into).and_then(|_| Ok(std::io::stdout().flush()?));
     match result {
-        Ok(_) => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::SUCCESS,
+        // `gossamer … | head`: enough was read, and nothing is to be said.
+        Err(error) if is_closed_pipe(error.as_ref()) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
-            eprintln!("gossamer {command}: {error}");
+            crate::log::say(format_args!("gossamer {command}: {error}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether an error, or what caused it, is that nobody reads the output any more.
+fn is_closed_pipe(error: &(dyn Error + 'static)) -> bool {
+    let is = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.downcast_ref().is_some_and(is) || error.source().is_some_and(is_closed_pipe)
 }

@@ -23,13 +23,13 @@ pub fn run_serve(arguments: Vec<OsString>) -> ExitCode {
         // Prints help or usage, and ends with the right status.
         Err(ConfigError::Usage(error)) => error.exit(),
         Err(error) => {
-            eprintln!("gossamer serve: {error}");
+            crate::log::say(format_args!("gossamer serve: {error}"));
             return ExitCode::FAILURE;
         }
     };
     crate::log::start(&resolved.config.log, None);
     if let Err(message) = check_model(&resolved.config) {
-        eprintln!("gossamer serve: {message}");
+        crate::log::say(format_args!("gossamer serve: {message}"));
         return ExitCode::FAILURE;
     }
     let Resolved { config, recipe } = resolved;

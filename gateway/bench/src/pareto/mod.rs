@@ -8,6 +8,7 @@ mod page;
 mod scale;
 mod svg;
 
+use crate::output;
 use crate::results::{self, Record, ResultsError, Settings};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -72,8 +73,14 @@ pub struct Series {
 /// Runs `gossamer bench pareto`.
 pub fn run(args: &ParetoArgs) -> Result<(), ParetoError> {
     draw(&args.sets, &args.out, args.gpus)?;
-    println!("page: {}, picture: {}", args.out.display(), args.out.with_extension("svg").display());
-    Ok(())
+    say(&args.out)
+}
+
+/// Says where a page and its picture are.
+pub(crate) fn say(page: &Path) -> Result<(), ParetoError> {
+    let picture = page.with_extension("svg");
+    let text = format_args!("page: {}, picture: {}\n", page.display(), picture.display()).to_string();
+    Ok(output::result(text).map_err(ResultsError::from)?)
 }
 
 /// Reads sets and writes the page and, beside it, the picture.
@@ -90,7 +97,10 @@ pub fn draw(sets: &[PathBuf], out: &Path, gpus: u32) -> Result<(), ParetoError> 
         return Err(ParetoError::NoPoints { found });
     }
     if drawn < found {
-        eprintln!("note: {} of {found} results have no TPOT or throughput and are not drawn", found - drawn);
+        let missing = found - drawn;
+        output::note(format_args!(
+            "note: {missing} of {found} results have no TPOT or throughput and are not drawn"
+        ));
     }
     // Sets of one name are told apart by their number.
     for index in 1..all.len() {

@@ -17,6 +17,7 @@ pub(crate) use client::Client;
 pub(crate) use load::progress_bar;
 pub(crate) use report::result;
 
+use crate::output::{self, OutputError};
 use indicatif::ProgressBar;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,6 +50,9 @@ pub enum BenchError {
         /// Text of the first error.
         first: String,
     },
+    /// The result cannot be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The result file could not be written.
     #[error("cannot write the result to {path}: {source}")]
     Save {
@@ -84,12 +88,13 @@ pub async fn run(args: &ServeBenchArgs) -> Result<Summary, BenchError> {
     };
     let measured = measure(args, bar).await?;
     for note in &measured.summary.notes {
-        eprintln!("note: {note}");
+        output::note(format_args!("note: {note}"));
     }
-    print!("{}", report::block(args, &measured.summary));
-    if args.save_result {
-        let path = report::save(args, &measured)?;
-        println!("result saved to {}", path.display());
+    // Saved first: it is kept whatever becomes of the output.
+    let saved = if args.save_result { Some(report::save(args, &measured)?) } else { None };
+    output::result(report::block(args, &measured.summary))?;
+    if let Some(path) = saved {
+        output::result(format_args!("result saved to {}\n", path.display()))?;
     }
     measured.failure().map_or(Ok(measured.summary), Err)
 }

@@ -11,6 +11,7 @@ mod server;
 pub use args::{Axis, Lengths, SweepArgs};
 pub use grid::{Point, ServerRun, servers};
 
+use crate::output;
 use crate::pareto::{self, ParetoError};
 use crate::results::{self, POINT_SCHEMA, PointFile, ResultsError};
 use crate::serve::{self, BenchError, Measured};
@@ -112,7 +113,7 @@ pub async fn run(args: &SweepArgs) -> Result<Swept, SweepError> {
     if swept.errors.len() < total {
         let page = args.output.join("pareto.html");
         pareto::draw(std::slice::from_ref(&args.output), &page, args.gpus)?;
-        println!("page: {}, picture: {}", page.display(), page.with_extension("svg").display());
+        pareto::say(&page)?;
     }
     match swept.errors.first() {
         Some(first) => Err(SweepError::Points { failed: swept.errors.len(), total, first: first.clone() }),
@@ -164,7 +165,7 @@ struct Sweep<'a> {
 
 impl Sweep<'_> {
     fn say(&self, line: String) {
-        self.bars.0.suspend(|| eprintln!("{line}"));
+        self.bars.0.suspend(|| output::note(line));
     }
 
     /// Measures the points of one server.
