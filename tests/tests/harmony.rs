@@ -84,6 +84,25 @@ async fn a_flush_over_a_channel_change_is_split() {
 }
 
 #[tokio::test]
+async fn a_reply_ends_where_the_model_plays_the_user() {
+    let text = "<|channel|>final<|message|>Seven.<|end|><|start|>user<|message|>And 5 plus 5?<|end|>\
+                <|start|>assistant<|channel|>final<|message|>Ten.<|return|>";
+    let script = SimScript::new(&[("music", Reply::Text(text))]);
+    for interval in ["1", "20"] {
+        let server = TestServer::sim(&["--sim-script", script.path(), "--stream-interval", interval]).await;
+        let (answer, _) = ask(&server.client(), &say("music", json!({"logprobs": true}))).await;
+        let found = whole(&answer, 0);
+        assert_eq!((&*found.content, &*found.finish), ("Seven.", "stop"), "{answer}");
+        let read = "<|channel|>final<|message|>Seven.<|end|><|start|>user<|message|>";
+        assert_eq!(answer["usage"]["completion_tokens"], tokenizer().encode_with_special(read).len());
+        let ignoring = say("music", json!({"ignore_eos": true, "max_completion_tokens": 40, "seed": 1}));
+        let (answer, _) = ask(&server.client(), &ignoring).await;
+        assert!(whole(&answer, 0).content.starts_with("Seven.\n\nAnd 5 plus 5?\n\nTen."), "{answer}");
+        assert_eq!(answer["usage"]["completion_tokens"], 40);
+    }
+}
+
+#[tokio::test]
 async fn calls_are_found_however_they_are_spelled() {
     let script = SimScript::new(&[
         (
@@ -154,5 +173,5 @@ async fn end_tokens_can_be_ignored_in_chat() {
     let (answer, _) = ask(&server.client(), &ignoring).await;
     assert_eq!(answer["usage"]["completion_tokens"], 256);
     assert_eq!(whole(&answer, 0).finish, "length");
-    assert!(whole(&answer, 0).content.starts_with("onetwo"), "{answer}");
+    assert!(whole(&answer, 0).content.starts_with("one\n\ntwo"), "{answer}");
 }

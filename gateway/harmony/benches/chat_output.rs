@@ -32,6 +32,7 @@ fn main() {
             control,
             stops: StopStrings::new(stops),
             tools: Arc::new([]),
+            turns_end_after: Some(0),
         };
         group.bench_function(name, |b| {
             b.iter(|| {

@@ -54,6 +54,13 @@ pub fn recipient(text: &str) -> Option<&str> {
     Some(&rest[..end]).filter(|name| !name.is_empty())
 }
 
+/// Whether a role part begins the turn of somebody other than the assistant: a user, a developer, or a tool that answers.
+pub fn is_anothers_turn(role: &str) -> bool {
+    let word = first_word(role.trim_start());
+    let known = word != "assistant" && (ROLES.contains(&word) || word.starts_with("functions."));
+    known || (word != "assistant" && !word.starts_with("to=") && recipient(role) == Some("assistant"))
+}
+
 /// What a message is, by the text of its channel part and its recipient. `tools` are the names offered, for
 /// models that leave out the namespace.
 pub fn classify(channel: &str, recipient: Option<&str>, tools: &[String]) -> Body {
@@ -162,6 +169,18 @@ mod tests {
         }
         assert_eq!(recipient("commentaryto=functions.f json"), Some("functions.f"));
         assert_eq!(recipient(" to= json"), None);
+    }
+
+    #[test]
+    fn turns_of_others_are_known_by_role_or_by_whom_they_answer() {
+        for role in
+            ["user", "developer", "system", "tool", "functions.f to=assistant", "browser.open to=assistant"]
+        {
+            assert!(is_anothers_turn(role), "{role:?}");
+        }
+        for role in ["", "assistant", "assistant to=functions.f", "to=assistant", "usher", "hello"] {
+            assert!(!is_anothers_turn(role), "{role:?}");
+        }
     }
 
     #[test]

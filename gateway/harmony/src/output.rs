@@ -9,6 +9,10 @@
 //! - The deltas, joined by kind, do not depend on how tokens are grouped into pushes; nor do the counts.
 //! - No delta has an empty text.
 //! - Decoding of split characters and stop strings never reach from one body into another.
+//! - Two bodies of one kind are two messages: an empty line stands between their texts, made of no token.
+//! - Once the assistant has answered or called, the turn of anybody else ends the reply: a model that goes on with the user's
+//!   words or a tool's result plays a part that is not its own, and none of it reaches the client. Before an answer, and
+//!   where the client wants no end (`ignore_eos`), it is text like any other.
 //!
 //! Stop strings apply to reasoning and content. They do not apply to headers, nor to the arguments of calls,
 //! which they could only make useless.
@@ -18,7 +22,10 @@ use std::sync::Arc;
 use gossamer_tokenizer::{StopStrings, TextLane, TokenSpan, Tokenizer};
 
 use crate::control::{ControlIds, ControlToken};
-use crate::header::{Body, MAX_HEADER, Part, classify, is_plausible, recipient, remainder};
+use crate::header::{Body, MAX_HEADER, Part, classify, is_anothers_turn, is_plausible, recipient, remainder};
+
+/// Between the texts of two messages.
+const BETWEEN_MESSAGES: &str = "\n\n";
 
 /// A piece of a reply. `tokens` are the tokens that made the text, for log-probabilities: tokens of headers
 /// and control tokens between bodies belong to no delta.
@@ -87,6 +94,8 @@ pub struct ChatOutputOptions {
     pub stops: StopStrings,
     /// Names of the tools that were offered.
     pub tools: Arc<[String]>,
+    /// Tokens after which somebody else's turn ends the reply, as a stop string would; `None`: it never does.
+    pub turns_end_after: Option<u32>,
 }
 
 /// Reads one choice.
@@ -100,6 +109,12 @@ pub struct ChatOutput {
     arguments: TextLane,
     /// Whether the last delta of the output belongs to the body being read.
     delta_open: bool,
+    /// Whether the body being read has given text.
+    body_told: bool,
+    reasoning_told: bool,
+    content_told: bool,
+    /// Whether a body of the answer, or a call, has ended.
+    answered: bool,
     scratch: String,
     consumed: u32,
     reasoning_tokens: u32,
@@ -112,7 +127,7 @@ enum State {
     Reasoning,
     Content,
     Call,
-    /// A stop string was found.
+    /// A stop string was found, or somebody else's turn.
     Stopped,
 }
 
@@ -166,6 +181,10 @@ impl ChatOutput {
             text,
             arguments: TextLane::default(),
             delta_open: false,
+            body_told: false,
+            reasoning_told: false,
+            content_told: false,
+            answered: false,
             scratch: String::new(),
             consumed: 0,
             reasoning_tokens: 0,
@@ -208,7 +227,7 @@ impl ChatOutput {
         }
     }
 
-    /// Whether a stop string ended the reply; the engine need not go on.
+    /// Whether a stop string or somebody else's turn ended the reply; the engine need not go on.
     pub fn stopped(&self) -> bool {
         self.state == State::Stopped
     }
@@ -218,7 +237,7 @@ impl ChatOutput {
         self.text.stop_string()
     }
 
-    /// Tokens read, the one that completed a stop string included: what usage counts.
+    /// Tokens read, the one that ended the reply included: what usage counts.
     pub fn consumed(&self) -> u32 {
         self.consumed
     }
@@ -275,6 +294,9 @@ impl ChatOutput {
 
     fn header_control(&mut self, control: ControlToken, position: u32, out: &mut Vec<ChatDelta>) {
         match control {
+            ControlToken::Message | ControlToken::Channel if self.is_anothers_turn(position) => {
+                self.state = State::Stopped;
+            }
             ControlToken::Message => {
                 let text = lossy(&self.header.bytes).into_owned();
                 let named = recipient(&text).or(self.header.recipient.as_deref());
@@ -306,6 +328,14 @@ impl ChatOutput {
         }
     }
 
+    /// Whether the header is that of somebody else's turn, which ends the reply at this position.
+    fn is_anothers_turn(&self, position: u32) -> bool {
+        let ends = self.options.turns_end_after.is_some_and(|tokens| position >= tokens);
+        ends && self.answered
+            && self.header.part == Part::Role
+            && is_anothers_turn(&lossy(&self.header.bytes))
+    }
+
     /// Gives up on the header: what is not header in it opens a body. If it is all header nothing happens.
     fn abandon_header(&mut self, out: &mut Vec<ChatDelta>) {
         let text = lossy(&self.header.bytes).into_owned();
@@ -315,6 +345,10 @@ impl ChatOutput {
             start = 0;
         }
         if start >= text.len() {
+            return;
+        }
+        if self.is_anothers_turn(self.consumed.saturating_sub(1)) {
+            self.state = State::Stopped;
             return;
         }
         let body = if start > 0 {
@@ -345,6 +379,7 @@ impl ChatOutput {
 
     fn open_body(&mut self, body: Body, first: u32, out: &mut Vec<ChatDelta>) {
         self.delta_open = false;
+        self.body_told = false;
         match body {
             Body::Reasoning => self.state = State::Reasoning,
             Body::Content => self.state = State::Content,
@@ -381,6 +416,7 @@ impl ChatOutput {
         };
         self.emit(span, out);
         self.delta_open = false;
+        self.answered |= matches!(self.state, State::Content | State::Call);
         if matched {
             self.state = State::Stopped;
         }
@@ -406,7 +442,14 @@ impl ChatOutput {
             }
             return;
         }
-        let text = self.scratch.clone();
+        let is_new = !std::mem::replace(&mut self.body_told, true);
+        let kind_told = match self.state {
+            // Arguments are told apart by their index.
+            State::Call => false,
+            State::Reasoning => std::mem::replace(&mut self.reasoning_told, true),
+            _ => std::mem::replace(&mut self.content_told, true),
+        };
+        let text = format!("{}{}", if is_new && kind_told { BETWEEN_MESSAGES } else { "" }, self.scratch);
         out.push(match self.state {
             State::Call => ChatDelta::CallArguments { index: self.calls - 1, text, tokens: span },
             State::Reasoning => ChatDelta::Reasoning { text, tokens: span },

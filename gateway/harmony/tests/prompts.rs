@@ -227,7 +227,13 @@ fn the_demo_models_own_vocabulary_renders_and_reads_harmony() {
     let generated = tokenizer.encode_with_special(
         "<|channel|>analysis<|message|>AAA<|end|><|start|>assistant<|channel|>final<|message|>Hi \u{1F999}!<|return|>",
     );
-    let options = ChatOutputOptions { tokenizer, control, stops: StopStrings::default(), tools: [].into() };
+    let options = ChatOutputOptions {
+        tokenizer,
+        control,
+        stops: StopStrings::default(),
+        tools: [].into(),
+        turns_end_after: Some(0),
+    };
     let reply = common::reply_in(options, generated.chunks(1), Ending::Stop);
     assert_eq!((reply.reasoning.as_str(), reply.content.as_str()), ("AAA", "Hi \u{1F999}!"));
 }

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{O200K, Reply, options, reply, reply_in, reply_with, script};
-use gossamer_harmony::{ChatDelta, ChatOutput, Ending, FinishReason};
+use gossamer_harmony::{ChatDelta, ChatOutput, ChatOutputOptions, Ending, FinishReason};
 use gossamer_tokenizer::StopStrings;
 
 fn texts(reply: &Reply) -> (&str, &str) {
@@ -57,7 +57,7 @@ fn text_that_left_the_grammar_reaches_the_client() {
         ("<|start|>hello world", "", "hello world"),
         ("<|start|>hello world<|end|>", "", "hello world"),
         ("<|channel|>hello world<|return|>", "", "hello world"),
-        ("<|channel|>hello<|channel|>final<|message|> x", "", "hello x"),
+        ("<|channel|>hello<|channel|>final<|message|> x", "", "hello\n\n x"),
         ("<|channel|>final hello<|end|>", "", "hello"),
         (
             "<|channel|>analysis some words that are no header at all",
@@ -70,6 +70,75 @@ fn text_that_left_the_grammar_reaches_the_client() {
         ("<|end|><|end|><|return|><|call|>x", "", "x"),
     ] {
         assert_eq!(texts(&reply(generated)), (reasoning, content), "{generated}");
+    }
+}
+
+#[test]
+fn messages_of_one_kind_are_separated() {
+    const FINAL: &str = "<|channel|>final<|message|>";
+    for (generated, reasoning, content) in [
+        (format!("{FINAL}a<|end|><|start|>assistant{FINAL}b<|return|>"), "", "a\n\nb"),
+        (format!("{FINAL}a<|end|>{FINAL}b c<|end|>d"), "", "a\n\nb c\n\nd"),
+        (format!("{FINAL}<|end|>{FINAL}b<|return|>"), "", "b"),
+        (
+            "<|channel|>commentary<|message|>Plan.<|end|><|start|>assistant<|channel|>final<|message|>b"
+                .into(),
+            "",
+            "Plan.\n\nb",
+        ),
+        (
+            format!(
+                "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>{FINAL}c"
+            ),
+            "a\n\nb",
+            "c",
+        ),
+        (
+            format!("{FINAL}a<|end|><|channel|>analysis<|message|>b<|end|><|start|>assistant{FINAL}c"),
+            "b",
+            "a\n\nc",
+        ),
+    ] {
+        assert_eq!(texts(&reply(&generated)), (reasoning, content), "{generated}");
+    }
+}
+
+#[test]
+fn the_turn_of_anybody_else_ends_an_answer() {
+    let answer = "<|channel|>final<|message|>x<|end|>";
+    let call = "<|channel|>commentary to=functions.f<|message|>{}<|end|>";
+    for turn in [
+        "<|start|>user<|message|>and now?<|end|><|start|>assistant<|channel|>final<|message|>y<|return|>",
+        "<|start|>user and now?<|end|>",
+        "<|start|>system<|message|>y",
+        "<|start|>developer<|message|>y",
+        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>18 degrees<|end|>",
+        "<|start|>browser.open to=assistant<|channel|>commentary<|message|>a page<|end|>",
+    ] {
+        for ending in [Ending::Stop, Ending::Length] {
+            let answered = reply_with(&format!("{answer}{turn}"), &[], ending);
+            assert_eq!((texts(&answered), answered.finish), (("", "x"), Some(FinishReason::Stop)), "{turn}");
+            let called = reply_with(&format!("{call}{turn}"), &[], ending);
+            assert_eq!(called.calls, [("f".to_owned(), "{}".to_owned())], "{turn}");
+            assert_eq!((texts(&called), called.finish), (("", ""), Some(FinishReason::ToolCalls)), "{turn}");
+        }
+    }
+    // What was read until then is counted, and nothing else.
+    let user = "<|start|>user<|message|>";
+    let counted = reply(&format!("{answer}{user}and now?<|end|>"));
+    assert_eq!(counted.consumed as usize, script(&format!("{answer}{user}")).len());
+    // A budget that ends inside the header ends the reply.
+    assert_eq!(
+        reply_with(&format!("{answer}<|start|>user"), &[], Ending::Length).finish,
+        Some(FinishReason::Length)
+    );
+    // Without an answer the text is all there is; where no end is wanted it goes on.
+    let thought = "<|channel|>analysis<|message|>a<|end|><|start|>user<|message|>x<|end|>";
+    assert_eq!(texts(&reply(thought)), ("a", "x"));
+    let ids = script(&format!("{answer}{user}y"));
+    for (turns_end_after, content) in [(None, "x\n\ny"), (Some(ids.len() as u32), "x\n\ny"), (Some(0), "x")] {
+        let options = ChatOutputOptions { turns_end_after, ..options(&[], &[]) };
+        assert_eq!(reply_in(options, ids.chunks(1), Ending::Length).content, content, "{turns_end_after:?}");
     }
 }
 
@@ -176,7 +245,7 @@ fn stop_tokens_give_no_text_but_are_counted() {
 #[test]
 fn ignored_stop_tokens_do_not_end_the_text() {
     let reply = reply_with("<|channel|>final<|message|>one<|return|> two<|call|> three", &[], Ending::Length);
-    assert_eq!((reply.content.as_str(), reply.finish), ("one two three", Some(FinishReason::Length)));
+    assert_eq!((reply.content.as_str(), reply.finish), ("one\n\n two\n\n three", Some(FinishReason::Length)));
     assert_eq!(
         reply.consumed as usize,
         script("<|channel|>final<|message|>one<|return|> two<|call|> three").len()

@@ -114,6 +114,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request<Body>) -> Resu
         control,
         stops: common.stop.clone(),
         tools: request.tools.into(),
+        turns_end_after: (!common.ignore_eos).then_some(common.min_tokens),
     };
     let client_stops: Arc<[u32]> = common.stop_token_ids.clone().into();
     let keep_tokens = request.logprobs.is_some() || common.return_token_ids;

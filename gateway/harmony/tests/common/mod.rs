@@ -20,6 +20,7 @@ pub fn options(stops: &[&str], tools: &[&str]) -> ChatOutputOptions {
         control: ControlIds::find(&O200K).unwrap(),
         stops: StopStrings::new(stops),
         tools: tools.iter().map(|tool| (*tool).to_owned()).collect(),
+        turns_end_after: Some(0),
     }
 }
 

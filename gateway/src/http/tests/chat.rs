@@ -126,7 +126,7 @@ async fn a_flush_over_a_channel_change_is_two_deltas_in_order() {
             )
         })
         .collect();
-    assert_eq!(order, ["-x", "AAA-", "-BBB", "--"]);
+    assert_eq!(order, ["-x", "AAA-", "-\n\nBBB", "--"]);
 }
 
 #[tokio::test]
