@@ -32,6 +32,15 @@ constexpr int kMaxRows = kCounterBytes / sizeof(int);  // rows that may be split
 constexpr int kPartial = kHeads * (kDim + 2);  // floats: output sums, then maximum and sum of each head
 constexpr float kLog2e = 1.4426950408889634f;
 
+__device__ __forceinline__ void unpack4(uint2 raw, float (&f)[4]) {
+  f[0] = __uint_as_float(raw.x << 16), f[1] = __uint_as_float(raw.x & 0xFFFF0000u);
+  f[2] = __uint_as_float(raw.y << 16), f[3] = __uint_as_float(raw.y & 0xFFFF0000u);
+}
+__device__ __forceinline__ uint2 pack4(const float (&f)[4]) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(f[0], f[1]), high = __floats2bfloat162_rn(f[2], f[3]);
+  return make_uint2(*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high));
+}
+
 // One tile in registers. bf16: 4 + 4 vectors of 16 bytes; E4M3: half of that.
 template <bool kFp8>
 struct Tile {
@@ -121,15 +130,20 @@ struct Merge {  // one warp's result
   float maximum[kHeads], sum[kHeads], o[kHeads][kDim];
 };
 
-template <bool kFp8>
+// kRowWarps: warps that share a row (token, KV head). All of a block, with rows split over blocks; or one, where there are rows
+// enough: then nothing is merged, and a block's fixed costs serve eight rows.
+template <bool kFp8, int kRowWarps>
 __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_constant__ GossamerDecodeAttentionArgs p, int splits_most) {
-  __shared__ Merge merge[kWarps];
+  constexpr bool kAlone = kRowWarps == 1;
+  __shared__ Merge merge[kAlone ? 1 : kWarps];
   __shared__ int arrived;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int split = blockIdx.x, head = blockIdx.y, token = blockIdx.z;
+  const int alone = blockIdx.x * kWarps + warp;
+  const int split = kAlone ? 0 : blockIdx.x, head = kAlone ? alone % p.kv_heads : blockIdx.y, token = kAlone ? alone / p.kv_heads : blockIdx.z;
+  if (kAlone && token >= p.tokens) return;
 
   if (p.prefetch && threadIdx.x == 0) {
-    const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(token) * gridDim.y + head) * gridDim.x + split;
+    const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128, to = min((me + 1) * share, p.prefetch_bytes / 16 * 16);
     for (size_t from = me * share; from < to; from += 16384)
       ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
@@ -140,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
   const int first = p.window > 0 ? max(0, length - p.window) : 0;
   const int tile_first = first / kTile, tiles = (length + kTile - 1) / kTile - tile_first;
   // At least one tile a warp before a further split pays.
-  const int splits = max(1, min(splits_most, (tiles + 2 * kWarps - 1) / (2 * kWarps)));
+  const int splits = kAlone ? 1 : max(1, min(splits_most, (tiles + 2 * kWarps - 1) / (2 * kWarps)));
   ptx::launch_dependents();
   ptx::dependency_wait();
   if (split >= splits) return;
@@ -229,21 +243,47 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
   };
 
   Tile<kFp8> even, odd;
-  int number = begin + warp;
-  int page0 = page_of(number), page1 = page_of(number + kWarps);
+  int number = kAlone ? begin : begin + warp;
+  int page0 = page_of(number), page1 = page_of(number + kRowWarps);
   request(even, number, page0);
-  for (; number < end; number += 2 * kWarps) {
-    request(odd, number + kWarps, page1);
-    page0 = page_of(number + 2 * kWarps);
-    page1 = page_of(number + 3 * kWarps);
+  for (; number < end; number += 2 * kRowWarps) {
+    request(odd, number + kRowWarps, page1);
+    page0 = page_of(number + 2 * kRowWarps);
+    page1 = page_of(number + 3 * kRowWarps);
     absorb(even, number);
-    request(even, number + 2 * kWarps, page0);
-    if (number + kWarps < end) absorb(odd, number + kWarps);
+    request(even, number + 2 * kRowWarps, page0);
+    if (number + kRowWarps < end) absorb(odd, number + kRowWarps);
   }
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
 
-  Merge& mine = merge[warp];
+  const auto out_at = [&](int of_group) { return static_cast<__nv_bfloat16*>(p.out) + (out_row * p.kv_heads * p.group + head * p.group + of_group) * kDim; };
+  const auto sink_of = [&](int of_group) { return __bfloat162float(static_cast<const __nv_bfloat16*>(p.sinks)[head * p.group + of_group]) * kLog2e; };
+  const float value_scale = kFp8 && p.kv_scales ? p.kv_scales[p.kv_heads + head] : 1.f;
+  if constexpr (kAlone) {
+    if (g >= p.group) return;
+    float factor = 1.f;
+    if (p.sinks && maximum != -INFINITY) {
+      const float sink = sink_of(g), most = fmaxf(maximum, sink);
+      factor = exp2f(maximum - most);
+      sum = fmaf(sum, factor, exp2f(sink - most));
+    }
+    factor = sum > 0.f ? factor * value_scale / sum : 0.f;
+    // A lane's sums are 16 neighbouring dimensions: column 2t of tile j is dimension 8 * 2t + j.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const __nv_bfloat162 two = __floats2bfloat162_rn(o[2 * i][half] * factor, o[2 * i + 1][half] * factor);
+        words[i] = *reinterpret_cast<const uint32_t*>(&two);
+      }
+      *reinterpret_cast<uint4*>(out_at(g) + 16 * t + 8 * half) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    return;
+  }
+
+  Merge& mine = merge[kAlone ? 0 : warp];
   if (t == 0) {
     mine.maximum[g] = maximum;
     mine.sum[g] = sum;
@@ -318,55 +358,84 @@ __global__ void __launch_bounds__(kThreads, 2) decode_kernel(const __grid_consta
   if (h >= p.group) return;
   // The sink joins the denominator once.
   if (p.sinks && block_max != -INFINITY) {
-    const float sink = __bfloat162float(static_cast<const __nv_bfloat16*>(p.sinks)[head * p.group + h]) * kLog2e;
-    const float most = fmaxf(block_max, sink), f = exp2f(block_max - most);
+    const float sink = sink_of(h), most = fmaxf(block_max, sink), f = exp2f(block_max - most);
     block_sum = fmaf(block_sum, f, exp2f(sink - most));
     y.x *= f;
     y.y *= f;
   }
-  const float factor = block_sum > 0.f ? (kFp8 && p.kv_scales ? p.kv_scales[p.kv_heads + head] : 1.f) / block_sum : 0.f;
-  *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + (out_row * p.kv_heads * p.group + head * p.group + h) * kDim + d) =
-      __floats2bfloat162_rn(y.x * factor, y.y * factor);
+  const float factor = block_sum > 0.f ? value_scale / block_sum : 0.f;
+  *reinterpret_cast<__nv_bfloat162*>(out_at(h) + d) = __floats2bfloat162_rn(y.x * factor, y.y * factor);
 }
 
-// A warp takes one head of one token: lane i the pair (i, i + 32).
-__global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ GossamerRopeKvArgs p) {
+// A warp takes every `parts`th group of four heads of one token. Lane i finds the angle of pair i; then lane i has four pairs, from
+// 4 (i % 8) on, of head i / 8 of each group, so that a warp reads and writes whole rows.
+__global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ GossamerRopeKvArgs p, int parts) {
   const int lane = threadIdx.x & 31, heads = p.kv_heads * (p.group + 2);
   const int unit = blockIdx.x * 8 + threadIdx.x / 32;
   ptx::launch_dependents();
-  if (unit >= p.tokens * heads) return;
-  const int token = unit / heads, head = unit % heads;
-  const int position = p.positions[token];
-  const float frequency = p.inv_freq[lane];
-  float sine, cosine;
-  sincosf(position * frequency, &sine, &cosine);
-  sine *= p.attention_scaling;
-  cosine *= p.attention_scaling;
+  if (unit >= p.tokens * parts) return;
+  const int token = unit / parts, pair = 4 * (lane & 7);
+  float sine, cosine, sines[4], cosines[4];
+  sincosf(p.positions[token] * p.inv_freq[lane], &sine, &cosine);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sines[i] = __shfl_sync(~0u, sine, pair + i) * p.attention_scaling;
+    cosines[i] = __shfl_sync(~0u, cosine, pair + i) * p.attention_scaling;
+  }
   const uint64_t slot = p.slots[token];
+  const int q_heads = p.kv_heads * p.group;
+  const auto turn = [&](int head, uint2 low, uint2 high, __nv_bfloat16* x) {
+    float a[4], b[4];
+    unpack4(low, a);
+    unpack4(high, b);
+    const bool value = head >= q_heads + p.kv_heads;
+    if (!value) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float rotated = a[i] * cosines[i] - b[i] * sines[i];
+        b[i] = b[i] * cosines[i] + a[i] * sines[i];
+        a[i] = rotated;
+      }
+      low = pack4(a);
+      high = pack4(b);
+    }
+    if (head < q_heads) {
+      *reinterpret_cast<uint2*>(x) = low;
+      *reinterpret_cast<uint2*>(x + 32) = high;
+      return;
+    }
+    const int kv_head = (head - q_heads) % p.kv_heads;
+    const size_t at = ((slot / kPage * 2 + value) * p.kv_heads + kv_head) * (kPage * kDim) + slot % kPage * kDim + pair;
+    if (p.fp8) {
+      const float inverse = p.kv_scales ? 1.f / p.kv_scales[value * p.kv_heads + kv_head] : 1.f;
+      const auto codes = [&](const float (&f)[4]) {
+        return ptx::floats_to_e4m3(f[0] * inverse, f[1] * inverse) | static_cast<uint32_t>(ptx::floats_to_e4m3(f[2] * inverse, f[3] * inverse)) << 16;
+      };
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.kv) + at) = codes(a);
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(p.kv) + at + 32) = codes(b);
+    } else {
+      *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.kv) + at) = low;
+      *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.kv) + at + 32) = high;
+    }
+  };
   ptx::dependency_wait();
-  __nv_bfloat16* const x = static_cast<__nv_bfloat16*>(p.qkv) + (static_cast<size_t>(token) * heads + head) * kDim;
-  float a = __bfloat162float(x[lane]), b = __bfloat162float(x[lane + 32]);
-  const int q_heads = p.kv_heads * p.group, value = head >= q_heads + p.kv_heads;
-  if (!value) {
-    const float rotated = a * cosine - b * sine;
-    b = b * cosine + a * sine;
-    a = rotated;
-  }
-  if (head < q_heads) {
-    x[lane] = __float2bfloat16(a);
-    x[lane + 32] = __float2bfloat16(b);
-    return;
-  }
-  const int kv_head = (head - q_heads) % p.kv_heads;
-  const size_t at = ((slot / kPage * 2 + value) * p.kv_heads + kv_head) * (kPage * kDim) + slot % kPage * kDim + lane;
-  if (p.fp8) {
-    const float inverse = p.kv_scales ? 1.f / p.kv_scales[value * p.kv_heads + kv_head] : 1.f;
-    const uint16_t codes = ptx::floats_to_e4m3(a * inverse, b * inverse);
-    static_cast<uint8_t*>(p.kv)[at] = codes & 0xFF;
-    static_cast<uint8_t*>(p.kv)[at + 32] = codes >> 8;
-  } else {
-    static_cast<__nv_bfloat16*>(p.kv)[at] = __float2bfloat16(a);
-    static_cast<__nv_bfloat16*>(p.kv)[at + 32] = __float2bfloat16(b);
+  // Four rounds' loads are under way before the first store, which the compiler could not swap.
+  for (int first = unit % parts * 4 + lane / 8; first < heads; first += 16 * parts) {
+    uint2 lows[4], highs[4];
+    const auto at_head = [&](int head) { return static_cast<__nv_bfloat16*>(p.qkv) + (static_cast<size_t>(token) * heads + head) * kDim + pair; };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head = first + 4 * parts * i;
+      if (head >= heads) break;
+      lows[i] = __ldcg(reinterpret_cast<const uint2*>(at_head(head)));
+      highs[i] = __ldcg(reinterpret_cast<const uint2*>(at_head(head) + 32));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head = first + 4 * parts * i;
+      if (head >= heads) break;
+      turn(head, lows[i], highs[i], at_head(head));
+    }
   }
 }
 
@@ -374,6 +443,19 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
 }  // namespace gossamer::attention
 
 namespace {
+
+// Keys of a row at most; 0: unknown.
+int most_keys(const GossamerDecodeAttentionArgs& p) {
+  using namespace gossamer::attention;
+  return p.window > 0 && (p.max_kv == 0 || p.window < p.max_kv) ? p.window + kTile : p.max_kv;
+}
+
+// Whether each warp takes rows of its own: there must be enough of them to keep memory busy (a warp has 8 KB under way), and no
+// row so long that the others wait for it.
+bool takes_rows_alone(const GossamerDecodeAttentionArgs& p) {
+  const int rows = p.tokens * p.kv_heads, keys = most_keys(p);
+  return !p.splits && keys > 0 && (rows >= 1024 ? keys <= 4096 : rows >= 256 && keys <= 256);
+}
 
 // Blocks a row (token, KV head) at most.
 int splits_of(const GossamerDecodeAttentionArgs& p) {
@@ -386,7 +468,7 @@ int splits_of(const GossamerDecodeAttentionArgs& p) {
     splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
   }
   // Blocks beyond those that the longest row can use would only start and end.
-  const int keys = p.window > 0 && (p.max_kv == 0 || p.window < p.max_kv) ? p.window + kTile : p.max_kv;
+  const int keys = most_keys(p);
   const int useful = keys ? ((keys + kTile - 1) / kTile + 2 * kWarps - 1) / (2 * kWarps) : kMaxSplits;
   return splits > useful ? useful : splits;
 }
@@ -409,10 +491,14 @@ extern "C" int gossamer_decode_attention(const GossamerDecodeAttentionArgs* args
       reinterpret_cast<uintptr_t>(p.q) % 16)
     return GOSSAMER_BAD_SHAPE;
   if (!multiprocessors()) return GOSSAMER_NOT_PREPARED;
+  if (takes_rows_alone(p)) {
+    const dim3 grid((p.tokens * p.kv_heads + kWarps - 1) / kWarps);
+    return launch(p.fp8 ? decode_kernel<true, 1> : decode_kernel<false, 1>, grid, dim3(kThreads), 0, stream, true, p, 1);
+  }
   const int splits = splits_of(p);
   if (splits > 1 && p.workspace_bytes < kCounterBytes + sizeof(float) * kPartial * p.tokens * p.kv_heads * splits) return GOSSAMER_BAD_SHAPE;
   const dim3 grid(splits, p.kv_heads, p.tokens);
-  return launch(p.fp8 ? decode_kernel<true> : decode_kernel<false>, grid, dim3(kThreads), 0, stream, true, p, splits);
+  return launch(p.fp8 ? decode_kernel<true, kWarps> : decode_kernel<false, kWarps>, grid, dim3(kThreads), 0, stream, true, p, splits);
 }
 
 extern "C" int gossamer_decode_attention_op(const GossamerAttentionDesc* d, const GossamerAttentionArgs* a, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
@@ -450,9 +536,11 @@ extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t str
   using namespace gossamer::attention;
   GossamerRopeKvArgs p = *args;
   if (!p.group) p.group = kHeads;
-  const int64_t units = static_cast<int64_t>(p.tokens) * p.kv_heads * (p.group + 2);
+  // Few tokens: as many warps as there are groups of heads. Many: an angle serves four of them.
+  const int groups = (p.kv_heads * (p.group + 2) + 3) / 4, parts = p.tokens < 128 ? groups : (groups + 3) / 4;
+  const int64_t units = static_cast<int64_t>(p.tokens) * parts;
   if (p.tokens < 1 || p.kv_heads < 1 || p.group < 1 || units > INT32_MAX - 8) return GOSSAMER_BAD_SHAPE;
-  return launch(rope_kv_kernel, dim3((units + 7) / 8), dim3(256), 0, stream, true, p);
+  return launch(rope_kv_kernel, dim3((units + 7) / 8), dim3(256), 0, stream, true, p, parts);
 }
 
 extern "C" int gossamer_rope_kv_op(const GossamerRopeKvWriteDesc* d, const GossamerRopeKvWriteArgs* a, cudaStream_t stream) {

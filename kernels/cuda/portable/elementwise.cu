@@ -1,5 +1,5 @@
 // archs: 80 90a 100a
-// Embedding, RMSNorm, RoPE with KV write, and finalize: one thread per element or one block per token.
+// Embedding, RMSNorm, RoPE with KV write, and finalize: a block per token, eight values a thread where rows allow it.
 #include "common.cuh"
 
 namespace gossamer::portable {
@@ -7,12 +7,36 @@ namespace {
 
 __global__ void embed_kernel(GossamerEmbedDesc d, GossamerEmbedArgs a) {
   const uint32_t id = at<const uint32_t>(a.token_ids)[blockIdx.x];
-  const bf16* row = at<const bf16>(a.table) + static_cast<size_t>(id < d.vocab ? id : 0) * d.hidden;
-  bf16* out = at<bf16>(a.out) + static_cast<size_t>(blockIdx.x) * d.hidden;
-  for (uint32_t i = threadIdx.x; i < d.hidden; i += blockDim.x) out[i] = row[i];
+  const size_t from = static_cast<size_t>(id < d.vocab ? id : 0) * d.hidden, to = static_cast<size_t>(blockIdx.x) * d.hidden;
+  if (d.hidden % 8 == 0 && aligned16(a.table) && aligned16(a.out)) {
+    const uint4* row = at<const uint4>(a.table) + from / 8;
+    for (uint32_t i = threadIdx.x; i < d.hidden / 8; i += blockDim.x) at<uint4>(a.out)[to / 8 + i] = row[i];
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < d.hidden; i += blockDim.x) at<bf16>(a.out)[to + i] = at<const bf16>(a.table)[from + i];
 }
 
-__global__ void rms_norm_kernel(GossamerRmsNormDesc d, GossamerRmsNormArgs a) {
+// Eight values a thread, held between the sum and the product. `hidden` is a multiple of 8 and at most 8 * 1024.
+__global__ void __launch_bounds__(1024) rms_norm_kernel(GossamerRmsNormDesc d, GossamerRmsNormArgs a) {
+  __shared__ float scratch[32];
+  const uint32_t i = threadIdx.x, chunks = d.hidden / 8;
+  const size_t first = static_cast<size_t>(blockIdx.x) * chunks;
+  const bool live = i < chunks;
+  float v[8] = {}, w[8] = {};
+  if (live) unpack(at<const uint4>(a.x)[first + i], v);
+  if (live) unpack(at<const uint4>(a.weight)[i], w);
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum += v[j] * v[j];
+  sum = block_reduce(sum, scratch, 0.f, [](float p, float q) { return p + q; });
+  const float scale = rsqrtf(sum / d.hidden + d.eps);
+  if (!live) return;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = v[j] * scale * w[j];
+  at<uint4>(a.out)[first + i] = pack8(v);
+}
+
+__global__ void rms_norm_any_kernel(GossamerRmsNormDesc d, GossamerRmsNormArgs a) {
   __shared__ float scratch[32];
   const bf16* x = at<const bf16>(a.x) + static_cast<size_t>(blockIdx.x) * d.hidden;
   const bf16* weight = at<const bf16>(a.weight);
@@ -68,7 +92,28 @@ __global__ void rope_kv_write_kernel(GossamerRopeKvWriteDesc d, GossamerRopeKvWr
   }
 }
 
-__global__ void finalize_kernel(GossamerFinalizeDesc d, GossamerFinalizeArgs a) {
+// residual += sum over the token's experts, eight values a thread. `hidden` is a multiple of 8.
+__global__ void __launch_bounds__(128) finalize_kernel(GossamerFinalizeDesc d, GossamerFinalizeArgs a) {
+  const uint32_t chunks = d.hidden / 8, i = blockIdx.y * blockDim.x + threadIdx.x;
+  const size_t token = blockIdx.x;
+  if (i >= chunks) return;
+  const uint4* experts = at<const uint4>(a.experts_out) + token * d.top_k * chunks + i;
+  const float* weights = at<const float>(a.expert_weights) + token * d.top_k;
+  uint4* residual = at<uint4>(a.residual) + token * chunks + i;
+  float sum[8] = {}, v[8];
+#pragma unroll 4
+  for (uint32_t k = 0; k < d.top_k; ++k) {
+    unpack(__ldcs(experts + k * chunks), v);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] += weights[k] * v[j];
+  }
+  unpack(*residual, v);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] += sum[j];
+  *residual = pack8(v);
+}
+
+__global__ void finalize_any_kernel(GossamerFinalizeDesc d, GossamerFinalizeArgs a) {
   const size_t token = blockIdx.x;
   const bf16* experts = at<const bf16>(a.experts_out) + token * d.top_k * d.hidden;
   const float* weights = at<const float>(a.expert_weights) + token * d.top_k;
@@ -91,7 +136,10 @@ extern "C" int gossamer_portable_embed(const GossamerEmbedDesc* d, const Gossame
 }
 
 extern "C" int gossamer_portable_rms_norm(const GossamerRmsNormDesc* d, const GossamerRmsNormArgs* a, cudaStream_t stream) {
-  if (a->tokens) rms_norm_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  if (!a->tokens) return GOSSAMER_OK;
+  const bool eights = d->hidden % 8 == 0 && d->hidden <= 8 * 1024 && aligned16(a->x) && aligned16(a->weight) && aligned16(a->out);
+  if (eights) rms_norm_kernel<<<a->tokens, (d->hidden / 8 + 31) / 32 * 32, 0, stream>>>(*d, *a);
+  else rms_norm_any_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
   return launched();
 }
 
@@ -102,7 +150,10 @@ extern "C" int gossamer_portable_rope_kv_write(const GossamerRopeKvWriteDesc* d,
 }
 
 extern "C" int gossamer_portable_finalize(const GossamerFinalizeDesc* d, const GossamerFinalizeArgs* a, cudaStream_t stream) {
-  if (a->tokens) finalize_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  if (!a->tokens) return GOSSAMER_OK;
+  const bool eights = d->hidden % 8 == 0 && aligned16(a->experts_out) && aligned16(a->residual);
+  if (eights) finalize_kernel<<<dim3(a->tokens, (d->hidden / 8 + 127) / 128), 128, 0, stream>>>(*d, *a);
+  else finalize_any_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
   return launched();
 }
 

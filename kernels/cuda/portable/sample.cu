@@ -1,5 +1,6 @@
 // archs: 80 90a 100a
-// Sampling as `backend-api/src/ops/sample.rs` documents it: one block per row, no sort.
+// Sampling as `backend-api/src/ops/sample.rs` documents it, without a sort: several blocks a row look for the best token, then one
+// block a row does what needs the row whole.
 //
 // Top-k and top-p cut the row at a value. Logits are mapped to order-preserving integers, and the cut is found by radix selection
 // over their 32 bits: by count for top-k, by probability mass in 40-bit fixed point for top-p, so that sums do not depend on
@@ -78,7 +79,79 @@ __device__ uint32_t radix_cut(const float* x, uint32_t n, uint32_t floor, unsign
   return prefix;
 }
 
-__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a) {
+// What one block found in its slice of a row.
+struct Slice {
+  Best peak;   // the largest value
+  Best drawn;  // the token drawn, for rows that cut nothing off
+};
+constexpr uint32_t kMaxSlices = 32;
+
+struct Row {
+  const GossamerLogitEdit* edits;
+  const uint32_t* mask;
+  float inverse;     // of the temperature
+  bool logprobs;     // asked for: they come from the unedited logits, so the row is one block's from the start
+  bool draws_whole;  // random, and nothing is cut off
+};
+__device__ __forceinline__ Row row_of(const GossamerSampleDesc& d, const GossamerSampleArgs& a, const GossamerSampleRow& r, uint32_t row) {
+  const uint32_t n = d.vocab;
+  return {at<const GossamerLogitEdit>(a.edits) + r.first_edit, r.masked ? at<const uint32_t>(a.masks) + static_cast<size_t>(row) * ((n + 31) / 32) : nullptr,
+          r.temperature > 0 ? 1.f / r.temperature : 1.f, r.logprobs != ~0u,
+          r.temperature > 0 && !(r.top_k && r.top_k < n) && r.top_p >= 1.f && !(r.min_p > 0)};
+}
+
+// Edits and temperature, in place, for the tokens [begin, end); returns what was found there.
+__device__ Slice scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, const Row& of, float* x, uint32_t begin, uint32_t end, Best* scratch) {
+  for (uint32_t i = threadIdx.x; i < r.edits; i += kThreads) {
+    const uint32_t token = of.edits[i].token - d.vocab_offset;
+    if (token < begin || token >= end) continue;
+    const float v = x[token];
+    x[token] = (v > 0 ? v / of.edits[i].repetition : v * of.edits[i].repetition) + of.edits[i].add;
+  }
+  __syncthreads();
+  Best peak = {-INFINITY, ~0u}, drawn = {-INFINITY, ~0u};
+  const auto seen = [&](float v, uint32_t i) {
+    if (of.mask && !(of.mask[i / 32] >> (i % 32) & 1)) v = -INFINITY;
+    return v != v ? -INFINITY : v;
+  };
+  if (r.temperature <= 0) {
+    // Nobody reads the row again, so nothing is written, and loads need not wait for each other.
+    constexpr uint32_t kAtOnce = 8;
+    uint32_t i = begin + threadIdx.x;
+    for (; i + (kAtOnce - 1) * kThreads < end; i += kAtOnce * kThreads) {
+      float v[kAtOnce];
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j) v[j] = x[i + j * kThreads];
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j) peak = better(peak, Best{seen(v[j], i + j * kThreads), i + j * kThreads});
+    }
+    for (; i < end; i += kThreads) peak = better(peak, Best{seen(x[i], i), i});
+  } else {
+    for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
+      const float v = seen(x[i] * of.inverse, i);
+      x[i] = v;
+      peak = better(peak, Best{v, i});
+      if (of.draws_whole && v > -INFINITY) drawn = better(drawn, Best{v - logf(-logf(uniform(r.seed, d.vocab_offset + i, r.position, r.choice))), i});
+    }
+  }
+  peak = block_best(peak, scratch);
+  if (of.draws_whole) drawn = block_best(drawn, scratch);
+  return {peak, drawn};
+}
+
+__global__ void __launch_bounds__(kThreads) scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, Slice* out) {
+  __shared__ Best scratch[32];
+  const uint32_t row = blockIdx.y, slices = gridDim.x, slice = blockIdx.x;
+  const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
+  const Row of = row_of(d, a, r, row);
+  if (of.logprobs) return;
+  const auto bound = [&](uint32_t s) { return static_cast<uint32_t>(static_cast<uint64_t>(d.vocab) * s / slices); };
+  const Slice found = scan(d, r, of, at<float>(a.logits) + static_cast<size_t>(row) * d.vocab, bound(slice), bound(slice + 1), scratch);
+  if (threadIdx.x == 0) out[row * slices + slice] = found;
+}
+
+__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a,
+                                                         const Slice* scanned, uint32_t slices) {
   __shared__ float scratch[32];
   __shared__ Best best_scratch[32];
   __shared__ unsigned long long histogram[256];
@@ -88,8 +161,10 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   const auto fmax2 = [](float p, float q) { return fmaxf(p, q); };
   const auto add2 = [](float p, float q) { return p + q; };
 
+  const Row of = row_of(d, a, r, row);
+
   // Log-probabilities come from the unedited logits; the sum waits for the drawn token.
-  const bool logprobs = r.logprobs != ~0u;
+  const bool logprobs = of.logprobs;
   float raw_max = 0, raw_log_sum = 0;
   if (logprobs) {
     float m = -INFINITY, sum = 0;
@@ -112,32 +187,25 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   }
 
   // Edits and temperature go in place. Both are undone for the one drawn token, whose unedited logit is asked for.
-  const GossamerLogitEdit* edits = at<const GossamerLogitEdit>(a.edits) + r.first_edit;
-  const auto edit = [](float v, const GossamerLogitEdit& e) { return (v > 0 ? v / e.repetition : v * e.repetition) + e.add; };
-  const uint32_t* mask = r.masked ? at<const uint32_t>(a.masks) + static_cast<size_t>(row) * ((n + 31) / 32) : nullptr;
-  const float inverse = r.temperature > 0 ? 1.f / r.temperature : 1.f;
-  const auto is_here = [&](uint32_t token) { return token - d.vocab_offset < n; };
   __syncthreads();
-  Best peak = {-INFINITY, ~0u};
-  for (uint32_t i = threadIdx.x; i < r.edits; i += kThreads) {
-    if (!is_here(edits[i].token)) continue;
-    float& v = x[edits[i].token - d.vocab_offset];
-    v = edit(v, edits[i]);
+  Slice found = {{-INFINITY, ~0u}, {-INFINITY, ~0u}};
+  if (scanned && !logprobs) {
+    for (uint32_t s = 0; s < slices; ++s) {
+      const Slice& slice = scanned[row * slices + s];
+      found.peak = better(found.peak, slice.peak);
+      found.drawn = better(found.drawn, slice.drawn);
+    }
+  } else {
+    found = scan(d, r, of, x, 0, n, best_scratch);
+    __syncthreads();
   }
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
-    float v = x[i] * inverse;
-    if (mask && !(mask[i / 32] >> (i % 32) & 1)) v = -INFINITY;
-    if (v != v) v = -INFINITY;
-    x[i] = v;
-    peak = better(peak, Best{v, i});
-  }
-  peak = block_best(peak, best_scratch);
+  Best peak = found.peak;
   if (peak.id == ~0u) peak.id = 0;
-  __syncthreads();
 
   Best drawn = peak;
-  if (r.temperature > 0 && peak.value > -INFINITY) {
+  if (of.draws_whole) {
+    if (found.drawn.id != ~0u) drawn = found.drawn;
+  } else if (r.temperature > 0 && peak.value > -INFINITY) {
     uint32_t cut = order(-INFINITY) + 1, ties_cut = 0;
     unsigned long long ties_left = ~0ull, above;
     if (r.top_k && r.top_k < n) {
@@ -177,21 +245,34 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   if (threadIdx.x) return;
   at<uint32_t>(a.tokens)[row] = d.vocab_offset + drawn.id;
   if (!logprobs) return;
-  float v = x[drawn.id] / inverse;
+  float v = x[drawn.id] / of.inverse;
   for (uint32_t i = 0; i < r.edits; ++i) {
-    if (edits[i].token - d.vocab_offset != drawn.id) continue;
-    const float u = v - edits[i].add;
-    v = u > 0 ? u * edits[i].repetition : u / edits[i].repetition;
+    if (of.edits[i].token - d.vocab_offset != drawn.id) continue;
+    const float u = v - of.edits[i].add;
+    v = u > 0 ? u * of.edits[i].repetition : u / of.edits[i].repetition;
   }
-  at<float>(a.logprobs)[row] = v - raw_max - raw_log_sum;
+  at<float>(a.logprobs)[row] = v != v ? -INFINITY : v - raw_max - raw_log_sum;
 }
 
 }  // namespace
 }  // namespace gossamer::portable
 
-extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const GossamerSampleArgs* a, cudaStream_t stream) {
-  using namespace gossamer::portable;
+using namespace gossamer::portable;
+
+namespace {
+// A few blocks a multiprocessor of the largest devices.
+constexpr uint32_t kBlocks = 1024;
+uint32_t slices_of(uint32_t rows) { return min(kMaxSlices, max(1u, kBlocks / rows)); }
+}  // namespace
+
+extern "C" size_t gossamer_portable_sample_workspace(unsigned rows) { return static_cast<size_t>(min(rows * kMaxSlices, kBlocks)) * sizeof(Slice); }
+
+extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const GossamerSampleArgs* a, void* workspace, cudaStream_t stream) {
   if (d->logits != GOSSAMER_F32 || !d->vocab) return GOSSAMER_BAD_SHAPE;
-  if (a->row_count) sample_kernel<<<a->row_count, kThreads, 0, stream>>>(*d, *a);
+  if (!a->row_count) return GOSSAMER_OK;
+  const uint32_t slices = slices_of(a->row_count);
+  Slice* const scanned = slices > 1 ? static_cast<Slice*>(workspace) : nullptr;
+  if (scanned) scan_kernel<<<dim3(slices, a->row_count), kThreads, 0, stream>>>(*d, *a, scanned);
+  sample_kernel<<<a->row_count, kThreads, 0, stream>>>(*d, *a, scanned, slices);
   return launched();
 }

@@ -34,7 +34,6 @@ launchers! {
     gossamer_portable_attention(AttentionDesc, AttentionArgs);
     gossamer_portable_route(RouteDesc, RouteArgs);
     gossamer_portable_finalize(FinalizeDesc, FinalizeArgs);
-    gossamer_portable_sample(SampleDesc, SampleArgs);
 }
 
 unsafe extern "C" {
@@ -46,6 +45,13 @@ unsafe extern "C" {
         stream: u64,
     ) -> c_int;
     pub fn gossamer_portable_experts_workspace(desc: *const ops::ExpertsDesc, tokens: u32) -> usize;
+    pub fn gossamer_portable_sample(
+        desc: *const ops::SampleDesc,
+        args: *const ops::SampleArgs,
+        workspace: *mut c_void,
+        stream: u64,
+    ) -> c_int;
+    pub fn gossamer_portable_sample_workspace(rows: u32) -> usize;
     pub fn gossamer_repack_mxfp4(args: *const RepackArgs, stream: u64) -> c_int;
     pub fn gossamer_op_sizes(out: *mut u32);
 }

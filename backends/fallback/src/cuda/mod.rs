@@ -165,6 +165,8 @@ impl KernelBackend for CudaFallback {
         match desc {
             // SAFETY: the description lives for the call.
             OpDesc::Experts(desc) => unsafe { ffi::gossamer_portable_experts_workspace(desc, tokens) as u64 },
+            // SAFETY: it only computes.
+            OpDesc::Sample(_) => unsafe { ffi::gossamer_portable_sample_workspace(tokens) as u64 },
             _ => 0,
         }
     }
@@ -220,6 +222,14 @@ impl KernelBackend for CudaFallback {
 
     unsafe fn launch(&self, desc: &OpDesc, launch: &Launch) -> Result<(), BackendError> {
         let stream = launch.stream;
+        let enough = |tokens: u32| {
+            let needs = self.workspace(desc, launch.tactic, tokens);
+            if launch.workspace_bytes >= needs {
+                return Ok(());
+            }
+            let got = launch.workspace_bytes;
+            Err(BackendError::failed("launch", format!("expected a workspace of {needs} bytes, got {got}")))
+        };
         // SAFETY: addresses are valid by this function's contract; the structs live for the call, and the launchers copy them.
         let status = unsafe {
             match (desc, &launch.args) {
@@ -234,14 +244,15 @@ impl KernelBackend for CudaFallback {
                 }
                 (OpDesc::Route(d), OpArgs::Route(a)) => ffi::gossamer_portable_route(d, a, stream),
                 (OpDesc::Experts(d), OpArgs::Experts(a)) => {
-                    if launch.workspace_bytes < self.workspace(desc, launch.tactic, a.tokens) {
-                        return Err(BackendError::failed("launch", "the workspace is too small"));
-                    }
+                    enough(a.tokens)?;
                     let packed = c_int::from(launch.tactic == PACKED_TACTIC);
                     ffi::gossamer_portable_experts(d, a, packed, launch.workspace as *mut c_void, stream)
                 }
                 (OpDesc::Finalize(d), OpArgs::Finalize(a)) => ffi::gossamer_portable_finalize(d, a, stream),
-                (OpDesc::Sample(d), OpArgs::Sample(a)) => ffi::gossamer_portable_sample(d, a, stream),
+                (OpDesc::Sample(d), OpArgs::Sample(a)) => {
+                    enough(a.row_count)?;
+                    ffi::gossamer_portable_sample(d, a, launch.workspace as *mut c_void, stream)
+                }
                 _ => return Err(BackendError::failed("launch", "this operation is not supported here")),
             }
         };

@@ -22,7 +22,8 @@ int gossamer_portable_route(const GossamerRouteDesc*, const GossamerRouteArgs*, 
 int gossamer_portable_experts(const GossamerExpertsDesc*, const GossamerExpertsArgs*, int packed, void* workspace, cudaStream_t);
 size_t gossamer_portable_experts_workspace(const GossamerExpertsDesc*, unsigned tokens);
 int gossamer_portable_finalize(const GossamerFinalizeDesc*, const GossamerFinalizeArgs*, cudaStream_t);
-int gossamer_portable_sample(const GossamerSampleDesc*, const GossamerSampleArgs*, cudaStream_t);
+int gossamer_portable_sample(const GossamerSampleDesc*, const GossamerSampleArgs*, void* workspace, cudaStream_t);
+size_t gossamer_portable_sample_workspace(unsigned rows);
 
 #ifdef __cplusplus
 }
