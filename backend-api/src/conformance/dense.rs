@@ -25,7 +25,7 @@ pub fn check_embed<M: Memory>(
         let expected = rows.flat_map(|row| values[row * width..][..width].to_vec()).collect::<Vec<_>>();
         let out = bench.put_poison(expected.len(), activation);
         let args = EmbedArgs { token_ids: bench.put_u32(&ids), table, out, tokens };
-        (OpArgs::Embed(args), vec![Output { address: out, dtype: activation, expected }])
+        (OpArgs::Embed(args), vec![Output::new(out, activation, expected)])
     })
 }
 
@@ -53,7 +53,7 @@ pub fn check_rms_norm<M: Memory>(
             values.chunks(hidden as usize).flat_map(|row| norm_reference(row, &weights, desc.eps)).collect();
         let out = if seed % 2 == 1 { x } else { bench.put_poison(expected.len(), activation) };
         let args = RmsNormArgs { x, weight, out, tokens };
-        (OpArgs::RmsNorm(args), vec![Output { address: out, dtype: activation, expected }])
+        (OpArgs::RmsNorm(args), vec![Output::new(out, activation, expected)])
     })
 }
 
@@ -150,6 +150,6 @@ pub fn check_gemm<M: Memory>(bench: &mut Bench<M>, shape: &GemmShape, seed: u64)
             out,
             tokens,
         };
-        (OpArgs::Gemm(args), vec![Output { address: out, dtype: desc.out, expected }])
+        (OpArgs::Gemm(args), vec![Output::new(out, desc.out, expected)])
     })
 }
