@@ -1,7 +1,7 @@
 //! Checks and times a CUDA device without a Rust toolchain on it: carry this program and the backends there.
 //!
 //!     gpu-check golden BACKEND_DIR CHECKPOINT...      logits and tokens against the reference's, eager and captured
-//!     gpu-check conformance BACKEND_DIR [OPERATION...]
+//!     gpu-check conformance BACKEND_DIR [TOKENS...] [OPERATION...]
 //!                                                     every operation, or those named, and tactic against float64
 //!     gpu-check latency BACKEND_DIR MODEL_DIR [OUT] [--kv fp8] [--attention NAME] [decode:BATCH:CONTEXT | prefill:TOKENS]...
 //!                                                     times prefill and decoding with made-up or stored weights
@@ -212,7 +212,11 @@ fn golden(device: &Device, directories: &[String]) -> bool {
         // Room for prompts that are longer than a step.
         let options = ModelOptions {
             max_model_len: Some(16_384),
-            num_blocks: Some(2048),
+            max_num_seqs: golden.cases.len() as u32,
+            // Every case has its blocks in both groups at once.
+            num_blocks: Some(
+                2048.max(golden.cases.iter().map(|case| 2 * (case.prompt.len() as u32 / 64 + 2)).sum()),
+            ),
             ..options(DType::BF16, STEP_TOKENS as u32)
         };
         let fallback: Vec<_> =
@@ -305,21 +309,25 @@ impl Memory for DeviceMemory {
     }
 }
 
-fn conformance(device: &Device, operations: &[String]) -> bool {
+fn conformance(device: &Device, words: &[String]) -> bool {
     let kind = |name: &String| {
         OpKind::ALL.iter().copied().find(|kind| kind.label() == name).unwrap_or_else(|| {
             let known: Vec<_> = OpKind::ALL.iter().map(|kind| kind.label()).collect();
             panic!("expected an operation ({}), got {name}", known.join(", "))
         })
     };
-    let only: Vec<OpKind> = operations.iter().map(kind).collect();
+    let (counts, names): (Vec<&String>, Vec<&String>) =
+        words.iter().partition(|word| word.parse::<u32>().is_ok());
+    let counts: Vec<u32> = counts.iter().filter_map(|count| count.parse().ok()).collect();
+    let tokens: &[u32] =
+        if counts.is_empty() { &[1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300, 1000] } else { &counts };
+    let only: Vec<OpKind> = names.into_iter().map(kind).collect();
     let fallback = device.list.iter().find(|backend| backend.name() == "fallback").unwrap();
     let mut fine = true;
     for backend in &device.list {
         let start = Instant::now();
         let memory = DeviceMemory { buffers: Vec::new(), fallback: fallback.clone() };
         let mut bench = Bench { backend: &**backend, memory, only: only.clone() };
-        let tokens: &[u32] = &[1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300];
         let (mut passed, mut refused) = (0, 0);
         let mut worst = std::collections::BTreeMap::<String, f64>::new();
         let mut failures = Vec::new();
@@ -396,7 +404,7 @@ fn latency(device: &Device, directory: &Path, timing: &Timing) -> bool {
         .any(|entry| entry.unwrap().path().extension().is_some_and(|e| e == "safetensors"));
     let options = ModelOptions {
         load_format: if has_weights { LoadFormat::Auto } else { LoadFormat::Dummy },
-        max_num_seqs: 256,
+        max_num_seqs: 1024,
         max_num_batched_tokens: 8192,
         max_model_len: Some(32768),
         num_blocks: None,
@@ -406,7 +414,7 @@ fn latency(device: &Device, directory: &Path, timing: &Timing) -> bool {
     };
     let start = Instant::now();
     let mut model =
-        device.model_with(device.list.clone(), timing.attention.as_deref(), directory, &options, 256);
+        device.model_with(device.list.clone(), timing.attention.as_deref(), directory, &options, 512);
     let seconds = start.elapsed().as_secs_f64();
     println!("opened in {seconds:.2} s, {} KV blocks", model.info().num_blocks);
     let key = CacheKey {
@@ -424,7 +432,7 @@ fn latency(device: &Device, directory: &Path, timing: &Timing) -> bool {
     if let Some(out) = out {
         std::fs::write(format!("{out}.cache"), serde_json::to_vec_pretty(&cache).unwrap()).unwrap();
     }
-    let roofs = Roofs { bytes_per_second: 4.63e12, float32_flops: 60e12, bfloat16_flops: Some(690e12) };
+    let roofs = Roofs { bytes_per_second: 4.63e12, float32_flops: None, bfloat16_flops: Some(690e12) };
     let config = ModelConfig::load(directory).unwrap();
     let cases = &timing.cases;
     let mut measured = Vec::new();
