@@ -17,9 +17,9 @@ use thiserror::Error;
 pub struct Roofs {
     /// Bytes a second from memory.
     pub bytes_per_second: f64,
-    /// Operations a second in float32 (a multiply-add is two).
-    pub float32_flops: f64,
-    /// Operations a second in bfloat16 dot products; `None` where the processor has none.
+    /// Operations a second in float32 (a multiply-add is two); `None` where that was not measured.
+    pub float32_flops: Option<f64>,
+    /// Operations a second in bfloat16 dot products; `None` where the processor has none, or that was not measured.
     pub bfloat16_flops: Option<f64>,
 }
 
@@ -81,7 +81,7 @@ pub struct Measured {
     /// Share of the memory roof.
     pub memory_share: f64,
     /// Share of the float32 roof.
-    pub float32_share: f64,
+    pub float32_share: Option<f64>,
     /// Share of the bfloat16 roof.
     pub bfloat16_share: Option<f64>,
 }
@@ -186,7 +186,7 @@ pub fn measure(
         bytes: work.bytes,
         flops: work.flops,
         memory_share: work.bytes / median / roofs.bytes_per_second,
-        float32_share: work.flops / median / roofs.float32_flops,
+        float32_share: roofs.float32_flops.map(|roof| work.flops / median / roof),
         bfloat16_share: roofs.bfloat16_flops.map(|roof| work.flops / median / roof),
     })
 }

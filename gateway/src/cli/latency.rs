@@ -1,13 +1,16 @@
-//! `gossamer bench latency`: the model on this machine, step by step, beside the machine's roofs.
+//! `gossamer bench latency`: the model on this machine, step by step, beside the machine's roofs; and the coefficients of the cost
+//! model that fit what was measured.
 
 use super::graph::GraphArgs;
 use crate::process::demo_model;
 use clap::Args;
-use gossamer_config::{ModelConfig, resolve};
+use gossamer_config::{Device, ModelConfig, ServeConfig, resolve};
 use gossamer_fallback::roofs;
 use gossamer_kernels::cost::{CostModel, StepLoad};
+use gossamer_worker::cuda::{self, Cuda};
 use gossamer_worker::latency::{self, Case, LatencyError, Measured, Roofs};
-use gossamer_worker::process::open_model;
+use gossamer_worker::process::{open_cuda, open_model};
+use gossamer_worker::{Model, pool};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::{
@@ -33,8 +36,8 @@ pub struct LatencyArgs {
     #[arg(long, value_delimiter = ',', default_value = "1,4,16")]
     batch_size: Vec<u32>,
     /// Tokens that decoding sequences have before
-    #[arg(long, default_value_t = 128)]
-    context: u32,
+    #[arg(long, value_delimiter = ',', default_value = "128")]
+    context: Vec<u32>,
     /// Lengths of prompts
     #[arg(long, value_delimiter = ',', default_value = "512,2048")]
     input_len: Vec<u32>,
@@ -44,7 +47,16 @@ pub struct LatencyArgs {
     /// Steps before them
     #[arg(long, default_value_t = 2)]
     num_iters_warmup: usize,
-    /// Threads; by default all
+    /// Where to compute: cpu, cuda, or auto (a CUDA device where there is one)
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Time that a CUDA device may spend on measuring tactics first, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    autotune_budget: Option<String>,
+    /// Kernel cache files, read and written
+    #[arg(long, value_name = "DIR")]
+    kernel_cache_dir: Option<PathBuf>,
+    /// Threads on a CPU; by default all
     #[arg(long)]
     cpu_threads: Option<u32>,
     /// Write the figures as JSON
@@ -98,24 +110,26 @@ fn shape_folder(shape: &str) -> Result<tempfile::TempDir, Box<dyn Error>> {
 fn measure_roofs(threads: usize) -> Roofs {
     Roofs {
         bytes_per_second: roofs::read_bandwidth(threads, ROOF_BYTES),
-        float32_flops: roofs::float32_flops(threads),
+        float32_flops: Some(roofs::float32_flops(threads)),
         bfloat16_flops: roofs::bfloat16_flops(threads),
     }
 }
 
 /// The higher of two measurements of a shared machine.
 fn higher(a: Roofs, b: Roofs) -> Roofs {
+    let most = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.max(b));
     Roofs {
         bytes_per_second: a.bytes_per_second.max(b.bytes_per_second),
-        float32_flops: a.float32_flops.max(b.float32_flops),
-        bfloat16_flops: a.bfloat16_flops.zip(b.bfloat16_flops).map(|(a, b)| a.max(b)),
+        float32_flops: most(a.float32_flops, b.float32_flops),
+        bfloat16_flops: most(a.bfloat16_flops, b.bfloat16_flops),
     }
 }
 
 impl LatencyArgs {
     fn cases(&self) -> Vec<Case> {
-        let decode =
-            self.batch_size.iter().map(|batch| Case::Decode { batch: *batch, context: self.context });
+        let decode = self.context.iter().flat_map(|context| {
+            self.batch_size.iter().map(|batch| Case::Decode { batch: *batch, context: *context })
+        });
         decode.chain(self.input_len.iter().map(|tokens| Case::Prefill { tokens: *tokens })).collect()
     }
 
@@ -130,7 +144,7 @@ impl LatencyArgs {
         let most = |value: &dyn Fn(&Case) -> u32| cases.iter().map(value).max().unwrap_or(1).to_string();
         let tokens = most(&|case| match case {
             Case::Prefill { tokens } => *tokens,
-            Case::Decode { batch, context } => (*batch).max(*context),
+            Case::Decode { batch, context } => (*batch).max((*context).min(latency::PREFILLED)),
         });
         let sequences = most(&|case| match case {
             Case::Prefill { .. } => 1,
@@ -141,8 +155,15 @@ impl LatencyArgs {
         flag("--max-num-batched-tokens", tokens);
         flag("--max-num-seqs", sequences);
         flag("--num-gpu-blocks-override", most(&blocks));
+        flag("--device", self.device.clone());
         if let Some(threads) = self.cpu_threads {
             flag("--cpu-threads", threads.to_string());
+        }
+        if let Some(budget) = &self.autotune_budget {
+            flag("--autotune-budget", budget.clone());
+        }
+        if let Some(directory) = &self.kernel_cache_dir {
+            flag("--kernel-cache-dir", directory.display().to_string());
         }
         if let Some(folder) = folder {
             flag("--load-format", "dummy".to_owned());
@@ -152,13 +173,42 @@ impl LatencyArgs {
     }
 }
 
+/// A machine to measure: its name, and what finds its roofs.
+struct Machine {
+    name: String,
+    roofs: Box<dyn Fn() -> Result<Roofs, Box<dyn Error>>>,
+}
+
+impl Machine {
+    fn of(config: &ServeConfig) -> Result<Self, Box<dyn Error>> {
+        if on_cuda(config) {
+            let device = Cuda::open(0)?;
+            let name = device.name().to_owned();
+            let copy = move || {
+                device.make_current()?;
+                let bytes_per_second = cuda::copy_bandwidth()?;
+                Ok(Roofs { bytes_per_second, float32_flops: None, bfloat16_flops: None })
+            };
+            return Ok(Self { name, roofs: Box::new(copy) });
+        }
+        let threads = config.cpu_threads.map_or_else(pool::default_threads, |threads| threads as usize);
+        let name = format!("cpu, {threads} threads");
+        Ok(Self { name, roofs: Box::new(move || Ok(measure_roofs(threads))) })
+    }
+}
+
+fn on_cuda(config: &ServeConfig) -> bool {
+    config.device == Device::Cuda || (config.device == Device::Auto && cuda::is_present())
+}
+
 /// Measures and prints.
 pub fn run(args: &LatencyArgs) -> Result<(), Box<dyn Error>> {
     let folder = args.shape.as_deref().map(shape_folder).transpose()?;
     let arguments = args.serve_arguments(folder.as_ref().map(tempfile::TempDir::path));
     let config = resolve(arguments, [], &demo_model())?.config;
-    let threads =
-        config.cpu_threads.map_or_else(gossamer_worker::pool::default_threads, |threads| threads as usize);
+    if config.device == Device::Sim {
+        return Err("expected --device cpu, cuda or auto, got sim, which has no times of its own".into());
+    }
     let cases = args.cases();
     let bar = ProgressBar::new(cases.len() as u64 + 3);
     if let Ok(style) = ProgressStyle::with_template("{msg:<28} {wide_bar} {pos}/{len} {elapsed}") {
@@ -169,46 +219,65 @@ pub fn run(args: &LatencyArgs) -> Result<(), Box<dyn Error>> {
         bar.inc(1);
     };
     progress("roofs of the machine".to_owned());
-    let before = measure_roofs(threads);
+    let machine = Machine::of(&config)?;
+    let before = (machine.roofs)()?;
     progress("opening the model".to_owned());
     let shape = ModelConfig::load(&config.model)?;
-    let mut model = open_model(&config, 0)?;
-    // On a thread of its own: the launcher is bound to a CPU, which the threads of the roofs must not inherit.
-    let measure = || {
-        gossamer_worker::pool::pin_launcher();
+    let measure_on = |model: &mut Model| {
         let mut measured = Vec::new();
         for case in cases {
             progress(describe(&case));
-            measured.push(latency::measure(
-                &mut model,
-                &shape,
-                &before,
-                case,
-                args.num_iters_warmup,
-                args.num_iters,
-            )?);
+            let (warmup, steps) = (args.num_iters_warmup, args.num_iters);
+            measured.push(latency::measure(model, &shape, &before, case, warmup, steps)?);
         }
         Ok::<_, LatencyError>(measured)
     };
-    let measured =
-        std::thread::scope(|scope| scope.spawn(measure).join()).map_err(|_| "the measurement panicked")??;
+    let measured = if on_cuda(&config) {
+        // The device's context belongs to this thread.
+        measure_on(&mut open_cuda(&config, 0)?)?
+    } else {
+        let mut model = open_model(&config, 0)?;
+        // On a thread of its own: the launcher is bound to a CPU, which the threads of the roofs must not inherit.
+        let measure = || {
+            pool::pin_launcher();
+            measure_on(&mut model)
+        };
+        std::thread::scope(|scope| scope.spawn(measure).join()).map_err(|_| "the measurement panicked")??
+    };
     progress("roofs of the machine".to_owned());
-    let roofs = higher(before, measure_roofs(threads));
+    let roofs = higher(before, (machine.roofs)()?);
     bar.finish_and_clear();
     // The files first: they are kept whatever becomes of the output.
     let mut written = Vec::new();
     if let Some(path) = &args.output_json {
-        let document = json!({"threads": threads, "roofs": roofs, "cases": measured, "shape": args.shape});
+        let document =
+            json!({"device": machine.name, "roofs": roofs, "cases": measured, "shape": args.shape});
         written.push(write(path, &serde_json::to_string_pretty(&document)?)?);
     }
+    let steps: Vec<_> = measured.iter().map(step).collect();
+    let cost = CostModel::fit(&machine.name, shape.num_experts, shape.experts_per_token, &steps);
     if let Some(path) = &args.calibrate {
-        let steps: Vec<_> = measured.iter().map(step).collect();
-        let cost = CostModel::fit("cpu", shape.num_experts, shape.experts_per_token, &steps);
         written.push(write(path, &serde_json::to_string_pretty(&cost)?)?);
     }
-    print(&roofs, threads, &measured)?;
+    print(&roofs, &machine.name, &measured)?;
+    if args.calibrate.is_some() {
+        print_fit(&cost, &measured)?;
+    }
     for path in written {
         writeln!(stdout(), "written to {path}")?;
+    }
+    Ok(())
+}
+
+/// How far the fitted cost model is from each measured step.
+fn print_fit(cost: &CostModel, measured: &[Measured]) -> std::io::Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "the cost model beside the medians:")?;
+    for row in measured {
+        let (load, time) = step(row);
+        let (fitted, took) = (cost.step(&load).as_secs_f64() * 1e3, time.as_secs_f64() * 1e3);
+        let off = 100.0 * (fitted / took - 1.0);
+        writeln!(out, "{:<28} {fitted:>10.2} ms for {took:>10.2} ({off:+.0} %)", describe(&row.case))?;
     }
     Ok(())
 }
@@ -232,24 +301,26 @@ fn step(measured: &Measured) -> (StepLoad, Duration) {
 fn describe(case: &Case) -> String {
     match case {
         Case::Prefill { tokens } => format!("prefill {tokens}"),
-        Case::Decode { batch, .. } => format!("decode, batch {batch}"),
+        Case::Decode { batch, context } => format!("decode, batch {batch} after {context}"),
     }
 }
 
-fn print(roofs: &Roofs, threads: usize, measured: &[Measured]) -> std::io::Result<()> {
+fn print(roofs: &Roofs, machine: &str, measured: &[Measured]) -> std::io::Result<()> {
     let mut out = stdout().lock();
     let giga = |value: f64| value / 1e9;
-    let bfloat16 =
-        roofs.bfloat16_flops.map_or("none".to_owned(), |flops| format!("{:.0} GFLOP/s", giga(flops)));
+    let rate = |flops: Option<f64>| {
+        flops.map_or("not measured".to_owned(), |flops| format!("{:.0} GFLOP/s", giga(flops)))
+    };
     writeln!(
         out,
-        "roofs with {threads} threads, measured before and after: {:.1} GB/s, float32 {:.0} GFLOP/s, bfloat16 {bfloat16}",
+        "roofs of {machine}, measured before and after: {:.1} GB/s, float32 {}, bfloat16 {}",
         giga(roofs.bytes_per_second),
-        giga(roofs.float32_flops)
+        rate(roofs.float32_flops),
+        rate(roofs.bfloat16_flops)
     )?;
     writeln!(
         out,
-        "{:<18} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>8}",
+        "{:<28} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>8}",
         "case", "median ms", "best ms", "tok/s", "GB/s", "of memory", "GFLOP/s", "of fp32", "of bf16"
     )?;
     for row in measured {
@@ -258,7 +329,7 @@ fn print(roofs: &Roofs, threads: usize, measured: &[Measured]) -> std::io::Resul
             |roof: Option<f64>| roof.map_or("-".to_owned(), |roof| format!("{:.0} %", 100.0 * flops / roof));
         writeln!(
             out,
-            "{:<18} {:>10.2} {:>10.2} {:>10.2} {:>8.1} {:>9} {:>9.1} {:>8} {:>8}",
+            "{:<28} {:>10.2} {:>10.2} {:>10.2} {:>8.1} {:>9} {:>9.1} {:>8} {:>8}",
             describe(&row.case),
             row.median_seconds * 1e3,
             row.best_seconds * 1e3,
@@ -266,7 +337,7 @@ fn print(roofs: &Roofs, threads: usize, measured: &[Measured]) -> std::io::Resul
             giga(rate),
             format!("{:.0} %", 100.0 * rate / roofs.bytes_per_second),
             giga(flops),
-            share(Some(roofs.float32_flops)),
+            share(roofs.float32_flops),
             share(roofs.bfloat16_flops)
         )?;
     }

@@ -9,10 +9,12 @@
 
 mod kernels;
 mod memory;
+mod roofs;
 mod stream;
 
 pub use kernels::{Move, Moves};
 pub use memory::{Buffer, Pinned, download};
+pub use roofs::copy_bandwidth;
 pub use stream::{Event, Executable, Stream};
 
 use cudarc::driver::sys::{self, CUresult};

@@ -57,6 +57,15 @@ impl Stream {
         })
     }
 
+    /// Enqueues a copy within the device's memory.
+    ///
+    /// # Safety
+    /// Both addresses are valid for `bytes` until the copy is done; the ranges do not overlap.
+    pub unsafe fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), CudaError> {
+        // SAFETY: handed on.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.0) })
+    }
+
     /// Records what `body` enqueues as a graph instead of running it. `Ok(None)`: `body` failed; nothing was recorded.
     pub fn capture<E>(
         &self,
