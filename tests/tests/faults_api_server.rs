@@ -1,11 +1,16 @@
 //! An API server that dies takes its own connections with it and nothing else.
 
 use gossamer_tests::{
+    client::Client,
     load::{Load, mixed, undisturbed},
     processes::{golden_server, idle, kill_and_await_successor, metric},
     server::eventually,
 };
 use serde_json::json;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 #[tokio::test]
 async fn only_the_connections_of_a_killed_api_server_break() {
@@ -73,4 +78,34 @@ async fn a_lone_api_server_is_replaced_and_clients_can_come_again() {
     })
     .await;
     idle(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_healthy_while_an_api_server_is_replaced() {
+    for count in ["1", "3"] {
+        let server = golden_server(&["--api-server-count", count]).await;
+        for _ in 0..3 {
+            let over = Arc::new(AtomicBool::new(false));
+            let (port, ends) = (server.port(), over.clone());
+            let probes = tokio::spawn(async move {
+                let mut statuses = Vec::new();
+                while !ends.load(Ordering::Relaxed) {
+                    // A connection each; one that was open to the killed process breaks.
+                    if let Ok(answer) = Client::new(port).get("/health").await {
+                        statuses.push(answer.status);
+                    }
+                }
+                statuses
+            });
+            kill_and_await_successor(&server, "api-server-0").await;
+            eventually("readiness", async || match server.client().get("/ready").await?.status {
+                200 => Ok(()),
+                other => Err(other.to_string()),
+            })
+            .await;
+            over.store(true, Ordering::Relaxed);
+            let statuses = probes.await.expect("no request panics");
+            assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == 200), "{statuses:?}");
+        }
+    }
 }

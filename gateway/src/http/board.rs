@@ -15,10 +15,10 @@ use std::{
 
 /// What the words mean; a reader with another description must not open the memory.
 pub const BOARD_LAYOUT: &str =
-    "gateway board 2: counters u64, histograms u64, connections u64[256], ready u64[256]";
+    "gateway board 3: counters u64, histograms u64, connections u64[256], ready u64[256], was ready u64";
 
 /// Number of 64-bit words.
-pub const BOARD_WORDS: usize = READY + MOST_SERVERS;
+pub const BOARD_WORDS: usize = WAS_READY + 1;
 
 const MOST_SERVERS: usize = 256;
 
@@ -79,6 +79,7 @@ const MOST_BUCKETS: usize = 22;
 const HISTOGRAM_WORDS: usize = MOST_BUCKETS + 2;
 const CONNECTIONS: usize = COUNTERS + HISTOGRAMS.len() * HISTOGRAM_WORDS;
 const READY: usize = CONNECTIONS + MOST_SERVERS;
+const WAS_READY: usize = READY + MOST_SERVERS;
 
 /// Upper bounds in nanoseconds.
 const fn milliseconds<const N: usize>(bounds: [u64; N]) -> [u64; N] {
@@ -242,6 +243,14 @@ impl Board {
         if let Some(word) = self.words().get(READY + usize::from(server)) {
             word.store(u64::from(ready), Relaxed);
         }
+        if ready {
+            self.words()[WAS_READY].store(1, Relaxed);
+        }
+    }
+
+    /// Whether any server ever took requests: what starts now is a successor.
+    pub fn was_ready(&self) -> bool {
+        self.words()[WAS_READY].load(Relaxed) != 0
     }
 
     /// Whether a server other than `except` said that it takes requests. It may have died since.
@@ -293,12 +302,14 @@ mod tests {
     #[test]
     fn a_server_that_is_ready_is_found_among_the_others() {
         let board = Board::private();
+        board.set_ready(0, false);
+        assert!(!board.was_ready());
         board.set_ready(1, true);
         assert!(
             board.is_another_ready(0, 2) && !board.is_another_ready(1, 2) && !board.is_another_ready(0, 1)
         );
         board.set_ready(1, false);
-        assert!(!board.is_another_ready(0, 2));
+        assert!(!board.is_another_ready(0, 2) && board.was_ready());
     }
 
     #[test]

@@ -31,10 +31,16 @@ pub async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 /// The engine works, or is being repaired without loss.
+///
+/// It is the server that is asked about, not this process of it: the successor of an API server that died knows no engine
+/// yet, and is no reason to take the server for dead.
 pub async fn health(State(app): State<Arc<App>>) -> Response {
     match app.engine.state() {
         EngineState::Ready(_) => Json(json!({"status": "healthy"})).into_response(),
         EngineState::Paused(_) => Json(json!({"status": "recovering"})).into_response(),
+        EngineState::Starting if app.board.was_ready() => {
+            Json(json!({"status": "recovering"})).into_response()
+        }
         EngineState::Starting => ApiError::unavailable("the model is still loading").into_response(),
         EngineState::Failed(message) => ApiError::unavailable(format!("the engine failed: {message}"))
             .code("engine_failed")

@@ -1,8 +1,14 @@
 use super::support::{Behaviour, Server};
+use crate::{
+    engine::Engine,
+    http::{App, Board, router},
+};
 use axum::body::Body;
 use axum::http::Request;
 use gossamer_wire::FromScheduler;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use tower::ServiceExt;
 
 const PATH: &str = "/v1/completions";
 
@@ -180,6 +186,24 @@ async fn probes_follow_the_engine() {
     let ready = server.raw(Request::get("/ready").body(Body::empty()).unwrap()).await.0;
     assert_eq!(ready, 503);
     assert_eq!(server.refused(PATH, json!({"prompt": "x"}).to_string()).await.0, 503);
+}
+
+#[tokio::test]
+async fn health_is_that_of_the_server_and_not_of_a_process_that_is_replaced() {
+    let health = async |board: &Board| {
+        let config = Server::start(&[], Behaviour::Tokens(vec![1])).await.app.config.clone();
+        let app = App::new(config, Engine::new(1, 2), Vec::new(), board.clone());
+        let request = Request::get("/health").body(Body::empty()).unwrap();
+        router(Arc::new(app)).oneshot(request).await.unwrap().status()
+    };
+    // Nobody was ready yet: the model loads.
+    let board = Board::private();
+    assert_eq!(health(&board).await, 503);
+    board.set_ready(0, true);
+    assert_eq!(health(&board).await, 200);
+    // The other one may have died meanwhile as well.
+    board.set_ready(0, false);
+    assert_eq!(health(&board).await, 200);
 }
 
 #[tokio::test]
