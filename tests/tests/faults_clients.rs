@@ -52,6 +52,18 @@ async fn fifty_streams_cut_at_once_leave_nothing() {
         client.metric("prompt_tokens_total", "").await,
         client.metric("request_prompt_tokens_sum", "").await
     );
+    // What was cut off is in the histograms as well: one entry each, of all its tokens.
+    for name in [
+        "request_prompt_tokens_count",
+        "request_generation_tokens_count",
+        "e2e_request_latency_seconds_count",
+    ] {
+        assert_eq!(client.metric(name, "").await, 50.0, "{name}");
+    }
+    assert_eq!(
+        client.metric("generation_tokens_total", "").await,
+        client.metric("request_generation_tokens_sum", "").await
+    );
     metric(&server, "open_connections", |open| open <= 3.0).await;
 }
 

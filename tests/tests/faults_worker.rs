@@ -65,3 +65,23 @@ async fn a_kill_while_long_prompts_are_prefilled_changes_nothing() {
     }
     metric(&server, "worker_restarts_total", |count| count == 1.0).await;
 }
+
+#[tokio::test]
+async fn deaths_of_every_process_are_counted_and_the_counts_outlive_them_all() {
+    let server = golden_server(&["--api-server-count", "2"]).await;
+    for role in ["worker-0", "scheduler", "api-server-0", "worker-0"] {
+        kill_and_await_successor(&server, role).await;
+        // The next death is not that of a process that still loads.
+        eventually("readiness", async || match server.client().get("/ready").await?.status {
+            200 => Ok(()),
+            other => Err(other.to_string()),
+        })
+        .await;
+    }
+    let client = server.client();
+    for (process, expected) in [("worker", 2.0), ("scheduler", 1.0), ("api-server", 1.0)] {
+        let label = format!("process=\"{process}\"");
+        assert_eq!(client.metric("process_restarts_total", &label).await, expected, "{process}");
+    }
+    assert_eq!(client.metric("worker_restarts_total", "").await, 2.0);
+}

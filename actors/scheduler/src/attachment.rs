@@ -40,7 +40,6 @@ impl Scheduler {
             return;
         }
         self.attached = false;
-        self.stats.worker_restarts += 1;
         self.in_flight.clear();
         for place in self.running.drain(..) {
             let sequence = self.sequences.get_mut(place.id);

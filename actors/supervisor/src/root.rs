@@ -10,7 +10,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gossamer_channel::{CreateError, Segment};
+use gossamer_channel::CreateError;
 use gossamer_config::ServeConfig;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
@@ -20,7 +20,7 @@ use crate::message::{Down, SegmentRef, Setup};
 use crate::process_actor::{ChildActor, ChildArguments, ChildMessage, ChildProcess};
 use crate::restart::Restarts;
 use crate::role::{ChildRole, Topology};
-use crate::serve::ServeError;
+use crate::serve::{Board, ServeError};
 use crate::spawn::{Spawner, describe};
 use crate::status::{ChildState, StatusHandle, StatusTable};
 
@@ -53,7 +53,7 @@ pub(crate) struct RootArguments {
     pub(crate) config: ServeConfig,
     pub(crate) listener: Arc<TcpListener>,
     pub(crate) spawner: Spawner,
-    pub(crate) board: Option<(Arc<Segment>, u64)>,
+    pub(crate) board: Option<Board>,
     pub(crate) on_ready: Box<dyn FnOnce() + Send>,
     pub(crate) outcome: oneshot::Sender<Result<(), ServeError>>,
 }
@@ -99,7 +99,7 @@ pub(crate) struct Tree {
     listener: Arc<TcpListener>,
     spawner: Spawner,
     status: StatusTable,
-    board: Option<(Arc<Segment>, u64)>,
+    board: Option<Board>,
     slots: Vec<Slot>,
     epochs: Epochs,
     api_links: HashMap<u16, Link>,
@@ -245,7 +245,7 @@ impl Tree {
             config: self.config.clone(),
             topology: self.topology,
             status: self.status.reference(),
-            board: self.board.as_ref().map(|(segment, layout)| {
+            board: self.board.as_ref().map(|Board { segment, layout, .. }| {
                 (SegmentRef { handle: segment.handle(), epoch: segment.epoch() }, *layout)
             }),
         };
@@ -393,6 +393,9 @@ impl Tree {
                 match pause {
                     Some(pause) => {
                         tracing::warn!(reason, ?pause, "a process died and is replaced");
+                        if let Some(board) = &self.board {
+                            board.count_replaced(role);
+                        }
                         drop(myself.send_after(pause, move || RootMessage::Restart(role)));
                     }
                     None if starting => self.finish(Err(ServeError::Start { role, reason }), myself),

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use gossamer_channel::control::SocketFolder;
 use gossamer_channel::{CreateError, Segment, SegmentSpec};
@@ -71,6 +72,30 @@ pub struct BoardSpec {
     pub words: usize,
     /// Hash of what they mean.
     pub layout: u64,
+    /// The first of three words in which the supervisor counts the processes that died and were replaced: API servers,
+    /// schedulers, workers.
+    pub replaced: usize,
+}
+
+/// The memory of the API servers, as the supervisor keeps it.
+pub(crate) struct Board {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) layout: u64,
+    replaced: usize,
+}
+
+impl Board {
+    /// Counts a process that is replaced.
+    pub(crate) fn count_replaced(&self, role: ChildRole) {
+        let kind = match role {
+            ChildRole::ApiServer(_) => 0,
+            ChildRole::Scheduler => 1,
+            ChildRole::Worker(_) => 2,
+        };
+        if let Some(word) = self.segment.words().get(self.replaced + kind) {
+            word.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What to serve, and with what.
@@ -120,9 +145,10 @@ pub fn serve(options: ServeOptions) -> Result<(), ServeError> {
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
     let _sockets = SocketFolder::create().map_err(|error| system(&error))?;
     let board = board
-        .map(|BoardSpec { words, layout }| {
+        .map(|BoardSpec { words, layout, replaced }| {
             let spec = SegmentSpec { label: "board", bytes: words * 8, layout, epoch: 1 };
-            Ok::<_, CreateError>((Arc::new(Segment::create_unnamed(&spec)?), layout))
+            let segment = Arc::new(Segment::create_unnamed(&spec)?);
+            Ok::<_, CreateError>(Board { segment, layout, replaced })
         })
         .transpose()?;
     let spawner = Spawner::start(program).map_err(|error| system(&error))?;

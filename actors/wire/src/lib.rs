@@ -24,4 +24,4 @@ pub use request::{
 pub use stats::SchedulerStats;
 
 /// Version of everything in this crate. It is the first message on every control channel; both sides must agree.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

@@ -27,8 +27,6 @@ pub struct SchedulerStats {
     pub preemptions: u64,
     /// Finished sequences: stop, length, abort, deadline, error.
     pub finished: [u64; 5],
-    /// Workers restarted.
-    pub worker_restarts: u64,
     /// Fraction of the last second in which the device was busy, 0..1.
     pub device_busy: f32,
 }

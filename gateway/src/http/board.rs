@@ -14,11 +14,14 @@ use std::{
 };
 
 /// What the words mean; a reader with another description must not open the memory.
-pub const BOARD_LAYOUT: &str =
-    "gateway board 3: counters u64, histograms u64, connections u64[256], ready u64[256], was ready u64";
+pub const BOARD_LAYOUT: &str = "gateway board 3: counters u64, histograms u64, connections u64[256], ready u64[256], was ready u64, \
+     replaced u64[3]";
 
 /// Number of 64-bit words.
-pub const BOARD_WORDS: usize = WAS_READY + 1;
+pub const BOARD_WORDS: usize = REPLACED_WORD + 3;
+
+/// The first of three words in which the supervisor counts the processes it replaced: API servers, schedulers, workers.
+pub const REPLACED_WORD: usize = WAS_READY + 1;
 
 const MOST_SERVERS: usize = 256;
 
@@ -62,7 +65,7 @@ pub enum Histogram {
     EndToEnd,
     /// Prompt tokens per request.
     PromptTokens,
-    /// Tokens generated per choice.
+    /// Tokens generated per request.
     GenerationTokens,
 }
 
@@ -246,6 +249,11 @@ impl Board {
         if ready {
             self.words()[WAS_READY].store(1, Relaxed);
         }
+    }
+
+    /// Processes that died and were replaced: API servers, schedulers, workers.
+    pub fn replaced(&self) -> [u64; 3] {
+        std::array::from_fn(|kind| self.words()[REPLACED_WORD + kind].load(Relaxed))
     }
 
     /// Whether any server ever took requests: what starts now is a successor.

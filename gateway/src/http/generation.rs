@@ -247,15 +247,15 @@ impl Generation {
                     self.ticket.finish(key);
                 }
                 let ended = if finish == Finish::Length { Ended::Length } else { Ended::Stop };
-                self.timeline.ended(choice.consumed(), ended);
+                self.timeline.ended(ended);
             }
             return Poll::Ready(Step::Choice(index));
         }
     }
 
     fn fail_open(&mut self) {
-        for choice in self.choices.iter().filter(|choice| choice.finish.is_none()) {
-            self.timeline.ended(choice.consumed(), Ended::Error);
+        for _ in self.choices.iter().filter(|choice| choice.finish.is_none()) {
+            self.timeline.ended(Ended::Error);
         }
         self.open = 0;
     }

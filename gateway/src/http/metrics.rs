@@ -73,7 +73,12 @@ fn exposition(board: &Board, stats: &SchedulerStats, model: &str, connections: u
     page.single("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", stats.prefix_queries);
     page.single("prefix_cache_hits_total", "counter", "Prompt tokens found cached.", stats.prefix_hits);
     page.single("engine_steps_total", "counter", "Steps of the engine.", stats.steps);
-    page.single("worker_restarts_total", "counter", "Workers restarted.", stats.worker_restarts);
+    let [api_servers, schedulers, workers] = board.replaced();
+    page.single("worker_restarts_total", "counter", "Workers that died and were replaced.", workers);
+    page.head("process_restarts_total", "counter", "Processes that died and were replaced, by kind.");
+    for (kind, count) in [("api-server", api_servers), ("scheduler", schedulers), ("worker", workers)] {
+        page.sample("process_restarts_total", &format!("process=\"{kind}\""), count);
+    }
     let get = |counter| board.get(counter);
     page.single("prompt_tokens_total", "counter", "Prompt tokens of requests.", get(Counter::PromptTokens));
     page.single("prompt_tokens_cached_total", "counter", "Those found cached.", get(Counter::CachedTokens));
@@ -104,7 +109,7 @@ fn write_histogram(page: &mut Page, board: &Board, histogram: Histogram) {
         Histogram::InterTokenLatency => ("inter_token_latency_seconds", "Time between tokens of a choice."),
         Histogram::EndToEnd => ("e2e_request_latency_seconds", "Time from arrival to the end."),
         Histogram::PromptTokens => ("request_prompt_tokens", "Prompt tokens per request."),
-        Histogram::GenerationTokens => ("request_generation_tokens", "Tokens generated per choice."),
+        Histogram::GenerationTokens => ("request_generation_tokens", "Tokens generated per request."),
     };
     let scale = if histogram.is_time() { 1e-9 } else { 1.0 };
     page.head(name, "histogram", help);

@@ -36,7 +36,7 @@ mod timeline;
 mod tokenize;
 mod usage;
 
-pub use board::{BOARD_LAYOUT, BOARD_WORDS, Board, BoardMemory};
+pub use board::{BOARD_LAYOUT, BOARD_WORDS, Board, BoardMemory, REPLACED_WORD};
 pub use error::ApiError;
 pub use listen::{Drain, serve_listener};
 pub use router::router;

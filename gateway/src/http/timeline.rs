@@ -1,4 +1,7 @@
-//! When things happened to a request: what the latency histograms are made of.
+//! When things happened to a request: what the histograms are made of.
+//!
+//! Invariant: once nothing runs, the histograms per request have one entry each for every request that got a token,
+//! however it ended; so their counts agree.
 
 use super::board::{Board, Counter, Histogram};
 use std::time::Instant;
@@ -9,6 +12,7 @@ pub struct Timeline {
     arrival: Instant,
     prompt_tokens: u64,
     first_seen: bool,
+    generated: u64,
     choices: Vec<Option<Instant>>,
     open: usize,
 }
@@ -27,7 +31,16 @@ pub enum Ended {
 impl Timeline {
     /// A request of `choices` that arrived at `arrival`.
     pub fn new(board: Board, arrival: Instant, prompt_tokens: u64, choices: usize) -> Self {
-        Self { board, arrival, prompt_tokens, first_seen: false, choices: vec![None; choices], open: choices }
+        let choices_seen = vec![None; choices];
+        Self {
+            board,
+            arrival,
+            prompt_tokens,
+            first_seen: false,
+            generated: 0,
+            choices: choices_seen,
+            open: choices,
+        }
     }
 
     /// `count` tokens of a choice came.
@@ -37,6 +50,7 @@ impl Timeline {
         }
         let count = count as u64;
         self.board.add(Counter::GenerationTokens, count);
+        self.generated += count;
         if !self.first_seen {
             self.first_seen = true;
             self.board.observe_time(Histogram::TimeToFirstToken, now - self.arrival, 1);
@@ -60,10 +74,9 @@ impl Timeline {
         self.open = 0;
     }
 
-    /// A choice ended after `tokens`.
-    pub fn ended(&mut self, tokens: u32, how: Ended) {
+    /// A choice ended.
+    pub fn ended(&mut self, how: Ended) {
         self.open = self.open.saturating_sub(1);
-        self.board.observe(Histogram::GenerationTokens, u64::from(tokens), 1);
         self.board.add(
             match how {
                 Ended::Stop => Counter::FinishedStop,
@@ -73,6 +86,14 @@ impl Timeline {
             1,
         );
         if self.open == 0 {
+            self.close();
+        }
+    }
+
+    /// The request is over. Said twice it counts once.
+    fn close(&mut self) {
+        if std::mem::take(&mut self.first_seen) {
+            self.board.observe(Histogram::GenerationTokens, self.generated, 1);
             self.board.observe_time(Histogram::EndToEnd, self.arrival.elapsed(), 1);
         }
     }
@@ -82,5 +103,6 @@ impl Drop for Timeline {
     fn drop(&mut self) {
         // What did not end was cut off by its client.
         self.board.add(Counter::FinishedAbort, self.open as u64);
+        self.close();
     }
 }

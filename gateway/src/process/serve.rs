@@ -1,6 +1,6 @@
 //! `gossamer serve`: resolves the configuration, says what will be served, and supervises.
 
-use crate::http::{BOARD_LAYOUT, BOARD_WORDS};
+use crate::http::{BOARD_LAYOUT, BOARD_WORDS, REPLACED_WORD};
 use gossamer_channel::segment::layout_hash;
 use gossamer_config::{ConfigError, Device, ModelConfig, Resolved, ServeConfig, resolve};
 use gossamer_supervisor::{BoardSpec, ServeOptions, serve};
@@ -35,7 +35,8 @@ pub fn run_serve(arguments: Vec<OsString>) -> ExitCode {
     let Resolved { config, recipe } = resolved;
     summarize(&config, recipe.as_ref());
     let mut options = ServeOptions::new(config);
-    options.board = Some(BoardSpec { words: BOARD_WORDS, layout: layout_hash(BOARD_LAYOUT) });
+    options.board =
+        Some(BoardSpec { words: BOARD_WORDS, layout: layout_hash(BOARD_LAYOUT), replaced: REPLACED_WORD });
     let bound = Arc::new(OnceLock::new());
     let listening = bound.clone();
     options.on_listening = Box::new(move |address| {

@@ -23,7 +23,7 @@ pub fn serve(arguments: &[String]) -> ExitCode {
     args.model = Some(PathBuf::from(&arguments[5]));
     let config = ServeConfig::from_args(args, "/nonexistent".as_ref()).unwrap();
     let mut options = ServeOptions::new(config);
-    options.board = Some(BoardSpec { words: 8, layout: 1 });
+    options.board = Some(BoardSpec { words: 8, layout: 1, replaced: 4 });
     options.on_listening = Box::new(|address| println!("listening {address}"));
     options.on_ready = Box::new(|| println!("ready"));
     match serve_tree(options) {

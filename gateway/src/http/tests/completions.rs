@@ -284,6 +284,10 @@ async fn counters_agree_with_usage() {
         "gossamer:request_success_total{model_name=\"m\",finished_reason=\"abort\"} 0",
         "gossamer:request_prompt_tokens_sum{model_name=\"m\"} 5",
         "gossamer:request_generation_tokens_sum{model_name=\"m\"} 25",
+        "gossamer:request_prompt_tokens_count{model_name=\"m\"} 2",
+        "gossamer:request_generation_tokens_count{model_name=\"m\"} 2",
+        "gossamer:request_generation_tokens_bucket{model_name=\"m\",le=\"10\"} 1",
+        "gossamer:e2e_request_latency_seconds_count{model_name=\"m\"} 2",
         "gossamer:time_to_first_token_seconds_count{model_name=\"m\"} 2",
         "gossamer:http_requests_total{model_name=\"m\",status=\"2xx\"} 2",
     ] {
