@@ -65,6 +65,21 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The window of each KV group, in the order of the layers: layers that attend alike share one. `None`: everything.
+    pub fn kv_windows(&self) -> Vec<Option<u32>> {
+        let mut windows = Vec::new();
+        for layer in &self.layers {
+            let window = match layer {
+                LayerKind::Full => None,
+                LayerKind::Sliding => Some(self.sliding_window),
+            };
+            if !windows.contains(&window) {
+                windows.push(window);
+            }
+        }
+        windows
+    }
+
     /// Reads `config.json`, and `generation_config.json` where there is one, of a model directory.
     pub fn load(directory: &Path) -> Result<Self, ModelConfigError> {
         let config = Reader::open(&directory.join("config.json"))?;

@@ -53,6 +53,30 @@ async fn a_wrong_start_is_refused_with_the_reason() {
     }
 }
 
+/// A model's configuration and nothing else: whatever is refused of it is refused before weights are looked for.
+#[tokio::test]
+async fn settings_that_can_never_work_are_refused_before_weights_open() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(format!("{}/config.json", fixture("golden-a")), folder.path().join("config.json")).unwrap();
+    let model = folder.path().to_str().unwrap();
+    for (arguments, words) in [
+        (&["--num-gpu-blocks-override", "1"][..], "expected at least 2"),
+        (&["--num-gpu-blocks-override", "0"], "expected at least 2"),
+        (
+            &["--no-enable-chunked-prefill"],
+            "--max-num-batched-tokens (512) is below the longest sequence (131072)",
+        ),
+        (&["--max-model-len", "131073"], "131072"),
+    ] {
+        for device in ["cpu", "sim", "cuda"] {
+            let rest = ["--device", device, "--port", "0", "--max-num-batched-tokens", "512"];
+            let (status, said) = run(&[&["serve", model][..], arguments, &rest].concat());
+            assert!(!status.success(), "{arguments:?}");
+            assert!(said.contains(words) && !said.contains("listening"), "{arguments:?}: {said}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn long_prompts_do_not_freeze_the_others() {
     let server = TestServer::sim(&[]).await;

@@ -86,6 +86,15 @@ impl Scheduler {
     }
 }
 
+/// Whether a worker with these properties can be worked with under these settings. Asked before it is started, it saves the
+/// time of loading weights for a server that could answer nothing.
+///
+/// # Errors
+/// What [`Scheduler::worker_ready`] will say of such a worker.
+pub fn check_settings(config: &SchedulerConfig, info: &WorkerInfo) -> Result<(), WorkerError> {
+    check_worker(config, info).map(|_| ())
+}
+
 pub(crate) fn check_worker(config: &SchedulerConfig, info: &WorkerInfo) -> Result<KvLayout, WorkerError> {
     config.validate()?;
     let windows_are_open = info.groups.iter().all(|group| group.window != Some(0));

@@ -48,7 +48,7 @@ mod queue;
 mod scheduler;
 mod sequence;
 
-pub use attachment::WorkerError;
+pub use attachment::{WorkerError, check_settings};
 pub use completion::CompleteError;
 pub use config::{ConfigError, SchedulerConfig, graph_buckets};
 pub use invariants::Violation;

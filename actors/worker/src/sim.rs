@@ -15,7 +15,7 @@ pub use script::{Script, ScriptError};
 
 use crate::executor::{Executor, ExecutorError, Progress};
 use crate::slots::{Slot, SlotLimits, SlotTable};
-use gossamer_config::{LayerKind, ModelConfig, ModelConfigError, ServeConfig};
+use gossamer_config::{ModelConfig, ModelConfigError, ServeConfig};
 use gossamer_kernels::cost::{CalibrationError, CostModel, StepLoad};
 use gossamer_wire::{KvGroup, SampledToken, StepPlan, StepResult, TokenLogprobs, WorkerInfo};
 use std::collections::VecDeque;
@@ -59,22 +59,12 @@ impl Sim {
     /// Opens the device that `config` describes: the model's shape, `--sim-calibration`, `--sim-script`, `--seed`.
     pub fn open(config: &ServeConfig, rank: u32) -> Result<Self, SimError> {
         let model = ModelConfig::load(&config.model)?;
-        let mut windows: Vec<Option<u32>> = Vec::new();
-        for layer in &model.layers {
-            let window = match layer {
-                LayerKind::Full => None,
-                LayerKind::Sliding => Some(model.sliding_window),
-            };
-            if !windows.contains(&window) {
-                windows.push(window);
-            }
-        }
         let limit = model.max_position_embeddings;
         let info = WorkerInfo {
             rank,
             num_blocks: config.num_gpu_blocks_override.unwrap_or(DEFAULT_BLOCKS),
             block_size: config.block_size,
-            groups: windows.into_iter().map(|window| KvGroup { window }).collect(),
+            groups: model.kv_windows().into_iter().map(|window| KvGroup { window }).collect(),
             max_model_len: config.max_model_len.map_or(limit, |wanted| wanted.min(limit)),
             vocab_size: model.vocab_size,
         };

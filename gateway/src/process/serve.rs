@@ -3,7 +3,9 @@
 use crate::http::{BOARD_LAYOUT, BOARD_WORDS, REPLACED_WORD};
 use gossamer_channel::segment::layout_hash;
 use gossamer_config::{ConfigError, Device, ModelConfig, Resolved, ServeConfig, resolve};
+use gossamer_scheduler::{ConfigError as ConfigRefusal, WorkerError, check_settings, process::settings};
 use gossamer_supervisor::{BoardSpec, ServeOptions, serve};
+use gossamer_wire::{KvGroup, WorkerInfo};
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -64,16 +66,33 @@ pub fn run_serve(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// What can be known of the model before any process starts.
+/// What can be known of the model before any process starts: whether the settings can ever work with it.
 fn check_model(config: &ServeConfig) -> Result<(), String> {
     let model = ModelConfig::load(&config.model).map_err(|error| error.to_string())?;
-    match config.max_model_len {
-        Some(len) if len > model.max_position_embeddings => Err(format!(
-            "--max-model-len {len}: the model's longest sequence is {} tokens",
-            model.max_position_embeddings
-        )),
-        _ => Ok(()),
+    let limit = model.max_position_embeddings;
+    if let Some(len) = config.max_model_len.filter(|len| *len > limit) {
+        return Err(format!("--max-model-len {len}: the model's longest sequence is {limit} tokens"));
     }
+    // As the worker will report itself; the scheduler is asked what it will say to that.
+    let worker = WorkerInfo {
+        rank: 0,
+        num_blocks: config.num_gpu_blocks_override.unwrap_or(u32::MAX),
+        block_size: config.block_size,
+        groups: model.kv_windows().into_iter().map(|window| KvGroup { window }).collect(),
+        max_model_len: config.max_model_len.unwrap_or(limit),
+        vocab_size: model.vocab_size,
+    };
+    check_settings(&settings(config), &worker).map_err(|error| match error {
+        WorkerError::NoRoom { needed, got } => format!(
+            "--num-gpu-blocks-override {got}: a sequence needs a block in each of the model's {needed} KV groups, so \
+             expected at least {needed}"
+        ),
+        WorkerError::Config(ConfigRefusal::PromptExceedsStep { max_num_batched_tokens, max_model_len }) => format!(
+            "--max-num-batched-tokens ({max_num_batched_tokens}) is below the longest sequence ({max_model_len}) although \
+             prompts are not split; raise it, lower --max-model-len, or leave --enable-chunked-prefill on"
+        ),
+        other => other.to_string(),
+    })
 }
 
 fn summarize(config: &ServeConfig, recipe: Option<&(String, Vec<(String, String)>)>) {
@@ -108,6 +127,12 @@ fn summarize(config: &ServeConfig, recipe: Option<&(String, Vec<(String, String)
             })
             .collect();
         tracing::info!("recipe {name} set {}", settings.join(" "));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    if let Some(threads) = config.cpu_threads.filter(|threads| *threads as usize > cores) {
+        tracing::warn!(
+            "--cpu-threads {threads}: there are {cores} cores, so that threads wait for each other"
+        );
     }
     if config.api_keys.is_empty() && !config.host.is_loopback() {
         tracing::warn!("anybody who reaches {} can use this server; --api-key asks for a key", config.host);
