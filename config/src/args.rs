@@ -130,27 +130,31 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TOKENS", help_heading = "Device")]
     pub cuda_graph_capture_size: Option<u32>,
     /// Script of token ids that the simulated device replays
+    ///
+    /// JSON: {"in_order": [[1, 2], [3]], "by_marker": {"9000": [4, 5]}}. A prompt whose last token that is a key of by_marker is
+    /// 9000 gets the tokens 4, 5; prompts without such a token take the lists of in_order, each once, in the order of their
+    /// arrival. Whoever has no list draws seeded tokens; at the end of a list comes the request's stop token.
     #[arg(long, value_name = "FILE", help_heading = "Device")]
     pub sim_script: Option<PathBuf>,
     /// Cost model of the simulated device
     #[arg(long, value_name = "FILE", help_heading = "Device")]
     pub sim_calibration: Option<PathBuf>,
 
-    /// Ranks that split every layer (short: -tp) [default: 1]
+    /// Ranks that split every layer (short: -tp); this version serves one rank, and refuses more [default: 1]
     #[arg(long, value_name = "N", help_heading = "Parallel layout")]
     pub tensor_parallel_size: Option<u32>,
-    /// Stages that split the layers (short: -pp) [default: 1]
+    /// Stages that split the layers (short: -pp); this version serves one [default: 1]
     #[arg(long, value_name = "N", help_heading = "Parallel layout")]
     pub pipeline_parallel_size: Option<u32>,
-    /// Replicas that share the requests (short: -dp) [default: 1]
+    /// Replicas that share the requests (short: -dp); this version serves one [default: 1]
     #[arg(long, value_name = "N", help_heading = "Parallel layout")]
     pub data_parallel_size: Option<u32>,
-    /// Spread whole experts over the ranks [default: off]
+    /// Spread whole experts over the ranks; refused while one rank is served [default: off]
     #[arg(long, overrides_with = "no_enable_expert_parallel", help_heading = "Parallel layout")]
     pub enable_expert_parallel: bool,
     #[arg(long, overrides_with = "enable_expert_parallel", hide = true)]
     pub(crate) no_enable_expert_parallel: bool,
-    /// Ranks for prompts and for generation, such as prefill=2,decode=6
+    /// Ranks for prompts and for generation, such as prefill=2,decode=6; refused while one rank is served
     #[arg(long, value_name = "GROUPS", help_heading = "Parallel layout")]
     pub disaggregate: Option<Disaggregate>,
 

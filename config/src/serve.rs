@@ -10,6 +10,9 @@ use std::{
     time::Duration,
 };
 
+/// More threads than any machine has cores are a slip of the hand.
+const MOST_CPU_THREADS: u32 = 1024;
+
 /// Everything a process of the server must know, validated. See [`ServeArgs`] for what each field does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -208,6 +211,9 @@ impl ServeConfig {
         if let Some(path) = self.backend_dir.as_ref().filter(|path| !path.is_dir()) {
             return invalid(format!("--backend-dir: {} is not a directory", path.display()));
         }
+        if let Some(threads) = self.cpu_threads.filter(|threads| *threads > MOST_CPU_THREADS) {
+            return invalid(format!("--cpu-threads: expected at most {MOST_CPU_THREADS}, got {threads}"));
+        }
         if self.stall_timeout < Duration::from_millis(100) {
             return invalid(format!(
                 "--stall-timeout: expected at least 0.1 s, got {:?}",
@@ -219,7 +225,7 @@ impl ServeConfig {
         }
         if !self.model.is_dir() {
             return invalid(format!(
-                "the model directory {} does not exist; name one with `gossamer serve MODEL_DIR`",
+                "the model directory {} does not exist; name one that holds a config.json",
                 self.model.display()
             ));
         }
@@ -238,6 +244,12 @@ impl ServeConfig {
             if size > 1 {
                 return refuse(format!("{flag} {size} (several ranks)"), "leave it at 1");
             }
+        }
+        if self.parallel.expert {
+            return refuse(
+                "--enable-expert-parallel (several ranks)".into(),
+                "leave it out: one rank holds all experts",
+            );
         }
         if self.parallel.disaggregate.is_some() {
             return refuse("--disaggregate (separate prefill and decode ranks)".into(), "leave it out");

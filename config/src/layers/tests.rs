@@ -129,6 +129,7 @@ fn what_does_not_exist_yet_is_refused_by_name() {
     let case = Case::new();
     for (args, word) in [
         (&["-tp", "2"][..], "--tensor-parallel-size 2"),
+        (&["--enable-expert-parallel"], "--enable-expert-parallel"),
         (&["--disaggregate", "prefill=1,decode=1"], "--disaggregate"),
         (&["--device", "cpu", "--moe-activation-dtype", "fp8"], "--moe-activation-dtype fp8"),
     ] {
@@ -147,6 +148,7 @@ fn ranges_are_checked() {
         (&["--gpu-memory-utilization", "1.5"], "at most 1"),
         (&["--sim-script", "x"], "need --device sim"),
         (&["--block-size", "16"], "expected 64"),
+        (&["--cpu-threads", "9999"], "expected at most 1024, got 9999"),
         (&["--disaggregate", "prefill=0,decode=1"], "expected prefill=N,decode=M"),
         (&["/nonexistent/model"], "does not exist"),
     ] {

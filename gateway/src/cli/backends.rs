@@ -2,7 +2,7 @@
 //!
 //! Files are inspected here without running their code; each is then opened in a process of its own.
 
-use super::{Failure, graph::GraphArgs};
+use super::{Failure, model_args::ModelArgs};
 use clap::Args;
 use gossamer_backend_api::{KernelBackend, OpDesc, Support, loader};
 use gossamer_config::ModelConfig;
@@ -20,7 +20,7 @@ use std::{
 pub struct BackendsArgs {
     /// What is asked for: the operations of a model
     #[command(flatten)]
-    model: GraphArgs,
+    model: ModelArgs,
 }
 
 /// Arguments of the probing process.
@@ -29,7 +29,7 @@ pub struct ProbeArgs {
     /// The plugin.
     file: PathBuf,
     #[command(flatten)]
-    model: GraphArgs,
+    model: ModelArgs,
 }
 
 /// Lists all backends.

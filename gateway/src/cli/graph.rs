@@ -1,13 +1,12 @@
 //! `gossamer graph`: a model's operations before and after fusion.
 
-use crate::process::demo_model;
+use super::model_args::ModelArgs;
 use clap::Args;
-use gossamer_config::{ModelConfig, ServeConfig, resolve};
+use gossamer_config::ModelConfig;
 use gossamer_kernels::passes;
 use gossamer_worker::{ModelOptions, backends, pool};
 use std::{
     error::Error,
-    ffi::OsString,
     io::{Write, stdout},
     path::PathBuf,
 };
@@ -15,18 +14,8 @@ use std::{
 /// Arguments of `gossamer graph`.
 #[derive(Args)]
 pub struct GraphArgs {
-    /// Directory of the model; without it the demo model
-    #[arg(value_name = "MODEL_DIR")]
-    model: Option<PathBuf>,
-    /// Type of the activations
-    #[arg(long)]
-    dtype: Option<String>,
-    /// Type of the KV cache
-    #[arg(long)]
-    kv_cache_dtype: Option<String>,
-    /// Directory with backend plugins
-    #[arg(long, value_name = "DIR")]
-    backend_dir: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Fusion passes to leave out (repeat, or separate by commas)
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     disable_pass: Vec<String>,
@@ -35,31 +24,9 @@ pub struct GraphArgs {
     svg: Option<PathBuf>,
 }
 
-impl GraphArgs {
-    /// The server's flags that say the same.
-    pub fn to_arguments(&self) -> Vec<OsString> {
-        let mut arguments = Vec::new();
-        let mut flag = |name: &str, value: Option<OsString>| {
-            if let Some(value) = value {
-                arguments.extend([name.into(), value]);
-            }
-        };
-        flag("--dtype", self.dtype.clone().map(Into::into));
-        flag("--kv-cache-dtype", self.kv_cache_dtype.clone().map(Into::into));
-        flag("--backend-dir", self.backend_dir.clone().map(Into::into));
-        arguments.extend(self.model.clone().map(Into::into));
-        arguments
-    }
-
-    /// The configuration that a server with these flags has.
-    pub fn config(&self) -> Result<ServeConfig, gossamer_config::ConfigError> {
-        Ok(resolve(self.to_arguments(), [], &demo_model())?.config)
-    }
-}
-
 /// Prints the graph.
 pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
-    let config = args.config()?;
+    let config = args.model.config()?;
     let model = ModelConfig::load(&config.model)?;
     let open = backends::open(&config, pool::start(1, false)?)?;
     let mut options = ModelOptions::new(&config, 0);

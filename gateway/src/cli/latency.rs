@@ -1,7 +1,7 @@
 //! `gossamer bench latency`: the model on this machine, step by step, beside the machine's roofs; and the coefficients of the cost
 //! model that fit what was measured.
 
-use super::graph::GraphArgs;
+use super::model_args::ModelArgs;
 use crate::process::demo_model;
 use clap::Args;
 use gossamer_config::{Device, ModelConfig, ServeConfig, resolve};
@@ -28,7 +28,7 @@ const ROOF_BYTES: usize = 1 << 30;
 #[derive(Args)]
 pub struct LatencyArgs {
     #[command(flatten)]
-    model: GraphArgs,
+    model: ModelArgs,
     /// A gpt-oss shape with made-up weights instead of a model: 20b or 120b, optionally cut to some layers (20b:6)
     #[arg(long, value_name = "SIZE[:LAYERS]", conflicts_with = "MODEL_DIR")]
     shape: Option<String>,

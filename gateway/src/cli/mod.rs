@@ -4,6 +4,7 @@ mod autotune;
 mod backends;
 mod graph;
 mod latency;
+mod model_args;
 
 use crate::process::run_serve;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -131,4 +132,29 @@ fn report<T, E: Into<Failure>>(command: &str, result: Result<T, E>) -> ExitCode 
 fn is_closed_pipe(error: &(dyn Error + 'static)) -> bool {
     let is = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     error.downcast_ref().is_some_and(is) || error.source().is_some_and(is_closed_pipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn help(words: &[&str]) -> String {
+        let words = ["gossamer"].iter().chain(words).chain(&["--help"]);
+        Cli::command().try_get_matches_from(words).expect_err("help is no command").to_string()
+    }
+
+    #[test]
+    fn a_help_lists_what_the_command_does_and_nothing_else() {
+        for words in [&["backends"][..], &["bench", "latency"]] {
+            let help = help(words);
+            assert!(help.contains("--kv-cache-dtype") && !help.contains("--svg"), "{help}");
+            assert!(!help.contains("--disable-pass"), "{help}");
+        }
+        let graph = help(&["graph"]);
+        assert!(graph.contains("--svg") && graph.contains("--disable-pass"), "{graph}");
+        let serve = help(&["serve"]);
+        for words in ["this version serves one rank", "in_order", "by_marker"] {
+            assert!(serve.contains(words), "{words}: {serve}");
+        }
+    }
 }

@@ -102,7 +102,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request<Body>) -> Resu
     let request = ChatRequest::take(&app, fields, &limits)?;
     let common = request.common;
     let tokens = request.conversation.encode(&app).await?;
-    let budget = max_tokens(&limits, tokens.len(), request.max_tokens, "messages")?;
+    let budget = max_tokens(&limits, tokens.len(), request.max_tokens, "messages", common.budget_field)?;
 
     let text = app.text()?;
     let control = match &text.control {

@@ -51,6 +51,9 @@ impl ChatRequest {
         }
         common.sampling.logprobs = wanted.then_some(top.unwrap_or(0) as u32);
         let asked = take_max_tokens(fields, "max_completion_tokens", 1)?;
+        if asked.is_some() {
+            common.budget_field = "max_completion_tokens";
+        }
         let max_tokens = asked.or(take_max_tokens(fields, "max_tokens", 1)?);
         for (name, what) in [
             ("functions", "the old form of tools"),
@@ -147,7 +150,7 @@ fn effort(fields: &mut Fields) -> Result<Effort, ApiError> {
         Some("high") => Ok(Effort::High),
         Some(other) => Err(ApiError::invalid(
             "reasoning_effort",
-            format!("reasoning_effort: expected 'low', 'medium' or 'high', got '{other}'"),
+            format!("reasoning_effort: expected 'minimal', 'low', 'medium' or 'high', got '{other}'"),
         )),
     }
 }

@@ -43,11 +43,6 @@ impl CompletionRequest {
         check_model(fields, &app.config.served_model_names)?;
         let mut common = Common::take(fields, limits)?;
         fields.refuse("suffix", "text after the completion", &[Value::String(String::new())])?;
-        if let Some(best_of) = fields.integer("best_of", 1..=i64::MAX)?
-            && best_of != i64::from(common.n)
-        {
-            return Err(ApiError::not_supported_yet("best_of", "choosing the best of several completions"));
-        }
         let logprobs =
             fields.integer("logprobs", 0..=i64::from(limits.max_logprobs))?.map(|count| count as u32);
         common.sampling.logprobs = logprobs;
@@ -92,11 +87,11 @@ impl CompletionRequest {
                     "prompt: expected at least one token, got an empty prompt",
                 ));
             }
-            let room = max_tokens(limits, tokens.len(), None, "prompt")?;
+            let room = max_tokens(limits, tokens.len(), None, "prompt", "max_tokens")?;
             let budget = match asked {
                 Some(asked) if defaulted => asked.min(room),
                 Some(0) => 0,
-                asked => max_tokens(limits, tokens.len(), asked, "prompt")?,
+                asked => max_tokens(limits, tokens.len(), asked, "prompt", "max_tokens")?,
             };
             prompts.push(Prompt { tokens, max_tokens: budget });
             texts.extend(text);

@@ -72,6 +72,11 @@ impl ApiError {
         }
     }
 
+    /// 503: this server will take no request any more; another, or its successor, will.
+    pub fn shutting_down(message: impl Into<String>) -> Self {
+        Self::unavailable(message).code("shutting_down")
+    }
+
     /// 500.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message).code("internal_error")
@@ -164,7 +169,7 @@ impl From<Refusal> for ApiError {
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "too many requests wait; try again later")
                     .code("queue_full")
             },
-            Refusal::Draining => Self::unavailable("the server shuts down"),
+            Refusal::Draining => Self::shutting_down("the server shuts down"),
         }
     }
 }

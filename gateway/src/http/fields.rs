@@ -168,14 +168,22 @@ pub fn integer(value: &Value, name: &str, range: RangeInclusive<i64>) -> Result<
         (Some(number), _, _) => number,
         (None, Some(_), _) => i64::MAX,
         (None, None, Some(number)) => number as i64,
+        // Whole, but beyond what 64 bits hold: it is the range that it leaves.
+        (None, None, None) if value.as_f64().is_some_and(|number| number.abs() >= 9.0e15) => {
+            return Err(out_of_range(value, name, &range));
+        }
         (None, None, None) => return Err(expected(name, "an integer", value)),
     };
     if !range.contains(&number) {
-        let (low, high) = (range.start(), range.end());
-        let range = if *high == i64::MAX { format!("at least {low}") } else { format!("{low} to {high}") };
-        return Err(ApiError::invalid(name, format!("{name}: expected an integer of {range}, got {value}")));
+        return Err(out_of_range(value, name, &range));
     }
     Ok(number)
+}
+
+fn out_of_range(value: &Value, name: &str, range: &RangeInclusive<i64>) -> ApiError {
+    let (low, high) = (range.start(), range.end());
+    let range = if *high == i64::MAX { format!("at least {low}") } else { format!("{low} to {high}") };
+    ApiError::invalid(name, format!("{name}: expected an integer of {range}, got {value}"))
 }
 
 /// "expected X, got Y" about a field of the wrong type.

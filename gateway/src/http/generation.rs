@@ -274,5 +274,5 @@ fn engine_failed(message: String) -> ApiError {
 }
 
 fn shut_down() -> ApiError {
-    ApiError::unavailable("the server shut down before the request was finished").code("shutting_down")
+    ApiError::shutting_down("the server shut down before the request was finished")
 }

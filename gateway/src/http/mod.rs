@@ -131,7 +131,7 @@ impl App {
     /// The engine, if requests can be taken.
     fn admit(&self) -> Result<EngineInfo, ApiError> {
         if self.is_draining() {
-            return Err(ApiError::unavailable("the server shuts down"));
+            return Err(ApiError::shutting_down("the server shuts down"));
         }
         if self.text.get().is_none() && !self.config.skip_tokenizer_init {
             return Err(ApiError::unavailable("the tokenizer is still loading"));

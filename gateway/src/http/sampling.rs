@@ -33,6 +33,8 @@ pub struct Common {
     pub min_tokens: u32,
     /// End-of-sequence tokens do not end a choice.
     pub ignore_eos: bool,
+    /// The field that gave the budget, for errors.
+    pub budget_field: &'static str,
     /// Choices per prompt.
     pub n: u32,
     /// Answer as server-sent events.
@@ -91,7 +93,22 @@ impl Common {
             None => None,
             Some(value) => Some(match value.as_u64() {
                 Some(seed) => seed,
-                None => integer(&value, "seed", i64::MIN..=i64::MAX)? as u64,
+                // Both readings of 64 bits are seeds.
+                None => {
+                    integer(&value, "seed", i64::MIN..=i64::MAX).map_err(|error| match value.is_number() {
+                        true if !value.as_f64().is_some_and(|number| number.abs() < 9.0e15) => {
+                            ApiError::invalid(
+                                "seed",
+                                format!(
+                                    "seed: expected an integer of {} to {}, got {value}",
+                                    i64::MIN,
+                                    u64::MAX
+                                ),
+                            )
+                        }
+                        _ => error,
+                    })? as u64
+                }
             }),
         };
         let temperature = fields.number("temperature", 0.0..=f64::from(f32::MAX))?.unwrap_or(1.0);
@@ -123,7 +140,8 @@ impl Common {
             stop: stop_strings(fields)?.after(min_tokens),
             min_tokens,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
-            n: fields.integer("n", 1..=MOST_CHOICES)?.unwrap_or(1) as u32,
+            budget_field: "max_tokens",
+            n: choices(fields)?,
             stream,
             stream_options: stream_options(fields, stream)?,
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
@@ -133,12 +151,15 @@ impl Common {
         })
     }
 
-    /// The engine's rules for a budget of `max_tokens`.
+    /// The engine's rules for a budget of `max_tokens`; errors name the field that gave it.
     pub fn stop_rules(&self, eos: &[u32], max_tokens: u32) -> Result<StopRules, ApiError> {
         if self.min_tokens > max_tokens {
             return Err(ApiError::invalid(
                 "min_tokens",
-                format!("min_tokens: expected at most max_tokens ({max_tokens}), got {}", self.min_tokens),
+                format!(
+                    "min_tokens: expected at most {} ({max_tokens}), got {}",
+                    self.budget_field, self.min_tokens
+                ),
             ));
         }
         let mut stop_token_ids = self.stop_token_ids.clone();
@@ -149,12 +170,14 @@ impl Common {
     }
 }
 
-/// The budget of a prompt: what was asked for if it fits, else the room left.
+/// The budget of a prompt: what was asked for if it fits, else the room left. `param` is the field of the prompt, `field`
+/// that of the budget.
 pub fn max_tokens(
     limits: &Limits,
     prompt_len: usize,
     asked: Option<u32>,
     param: &str,
+    field: &str,
 ) -> Result<u32, ApiError> {
     let limit = limits.max_model_len as usize;
     if prompt_len >= limit {
@@ -181,12 +204,24 @@ pub fn max_tokens(
     let room = limit - prompt_len;
     match asked {
         None => Ok(room.min((capacity - prompt_len).max(1)) as u32),
-        Some(asked) if asked as usize <= room => Ok(asked),
+        Some(asked) if asked as usize <= room => {
+            let most = capacity - prompt_len + 1;
+            if asked as usize > most {
+                return Err(ApiError::too_long(
+                    field,
+                    format!(
+                        "the KV cache holds {capacity} tokens of a sequence, but the prompt has {prompt_len} and {asked} were \
+                         asked for; lower {field} to at most {most}, or start the server with more KV blocks"
+                    ),
+                ));
+            }
+            Ok(asked)
+        }
         Some(asked) => Err(ApiError::too_long(
-            "max_tokens",
+            field,
             format!(
                 "this model's longest sequence is {limit} tokens, but {} were asked for: {prompt_len} in the prompt and \
-                 {asked} to generate; lower max_tokens to at most {room}",
+                 {asked} to generate; lower {field} to at most {room}",
                 prompt_len + asked as usize
             ),
         )),
@@ -225,6 +260,17 @@ fn refuse_unknown_features(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse("include_stop_str_in_output", "keeping the stop string in the output", &[])?;
     fields.refuse("return_tokens_as_token_ids", "token ids in place of tokens", &[])?;
     Ok(())
+}
+
+/// `n`. `best_of` asks for nothing where it equals that.
+fn choices(fields: &mut Fields) -> Result<u32, ApiError> {
+    let n = fields.integer("n", 1..=MOST_CHOICES)?.unwrap_or(1) as u32;
+    match fields.integer("best_of", 1..=i64::MAX)? {
+        Some(best_of) if best_of != i64::from(n) => {
+            Err(ApiError::not_supported_yet("best_of", "choosing the best of several answers"))
+        }
+        _ => Ok(n),
+    }
 }
 
 fn positive(value: Option<f32>, name: &str) -> Result<Option<f32>, ApiError> {

@@ -5,7 +5,7 @@ use crate::{
 };
 use axum::body::Body;
 use axum::http::Request;
-use gossamer_wire::FromScheduler;
+use gossamer_wire::{FromScheduler, Refusal};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tower::ServiceExt;
@@ -42,6 +42,7 @@ async fn fields_out_of_range_are_400_and_named() {
         ("presence_penalty", json!(3)),
         ("frequency_penalty", json!(-3)),
         ("seed", json!(1.5)),
+        ("best_of", json!(2)),
         ("min_tokens", json!(17)),
         ("min_tokens", json!(-1)),
         ("max_tokens", json!(0)),
@@ -185,7 +186,59 @@ async fn probes_follow_the_engine() {
     server.app.drain();
     let ready = server.raw(Request::get("/ready").body(Body::empty()).unwrap()).await.0;
     assert_eq!(ready, 503);
-    assert_eq!(server.refused(PATH, json!({"prompt": "x"}).to_string()).await.0, 503);
+    // One word for a server that ends, whoever says it.
+    let (status, error) = server.refused(PATH, json!({"prompt": "x"}).to_string()).await;
+    assert_eq!((status, error["code"].as_str()), (503, Some("shutting_down")));
+    let server = Server::start(&[], Behaviour::Refuse(Refusal::Draining)).await;
+    let (status, error) = server.refused(PATH, json!({"prompt": "x"}).to_string()).await;
+    assert_eq!((status, error["code"].as_str()), (503, Some("shutting_down")));
+}
+
+#[tokio::test]
+async fn messages_name_what_the_client_sent_and_what_would_do() {
+    let server = Server::start(&["--max-model-len", "128"], Behaviour::Tokens(vec![1; 200])).await;
+    const CHAT: &str = "/v1/chat/completions";
+    let chat = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for (path, body, param, words) in [
+        (
+            CHAT,
+            chat(json!({"max_completion_tokens": 100})),
+            "max_completion_tokens",
+            "lower max_completion_tokens to at most 60",
+        ),
+        (CHAT, chat(json!({"max_tokens": 100})), "max_tokens", "lower max_tokens to at most 60"),
+        (
+            CHAT,
+            chat(json!({"max_completion_tokens": 5, "min_tokens": 6})),
+            "min_tokens",
+            "at most max_completion_tokens (5)",
+        ),
+        (
+            CHAT,
+            chat(json!({"reasoning_effort": "huge"})),
+            "reasoning_effort",
+            "'minimal', 'low', 'medium' or 'high'",
+        ),
+        (CHAT, chat(json!({"best_of": 3})), "best_of", "not supported yet"),
+        (PATH, json!({"prompt": "x", "best_of": 3, "n": 2}), "best_of", "not supported yet"),
+        (
+            PATH,
+            json!({"prompt": "x", "seed": 1e20}),
+            "seed",
+            "-9223372036854775808 to 18446744073709551615, got",
+        ),
+        (PATH, json!({"prompt": "x", "seed": "1"}), "seed", "expected an integer, got a string"),
+        (PATH, json!({"prompt": "x", "n": 1e20}), "n", "expected an integer of 1 to 128, got"),
+    ] {
+        let (status, error) = server.refused(path, body.to_string()).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(words), "{body}: {error}");
+    }
+    server.post(CHAT, chat(json!({"n": 2, "best_of": 2, "max_completion_tokens": 5}))).await;
 }
 
 #[tokio::test]
