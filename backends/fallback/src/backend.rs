@@ -61,15 +61,15 @@ macro_rules! with_core {
         }
         match ($isa, $activation == DType::BF16) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx | Isa::AmxSplit, true) => arm!(Amx, u16),
+            (Isa::Amx, true) => arm!(Amx, u16),
             #[cfg(target_arch = "x86_64")]
-            (Isa::AmxSplit, false) => arm!(AmxSplit, f32),
+            (Isa::Amx, false) => arm!(AmxSplit, f32),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Bf16, true) => arm!(Dot, u16),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512, true) => arm!(Single<Avx512>, u16),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, false) => arm!(Single<Avx512>, f32),
+            (Isa::Avx512 | Isa::Avx512Bf16, false) => arm!(Single<Avx512>, f32),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, true) => arm!(Single<Avx2>, u16),
             #[cfg(target_arch = "x86_64")]

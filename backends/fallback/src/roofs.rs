@@ -72,35 +72,55 @@ fn enter<T: Task>(task: T) {
 
 /// Multiply-adds in a row of one measurement, per accumulator.
 const STEPS: usize = 2_000_000;
+/// Steps of one measurement of tiles.
+#[cfg(target_arch = "x86_64")]
+const TILE_STEPS: usize = 500_000;
 /// Independent accumulators: enough to hide the latency of any multiply-add unit.
 const CHAINS: usize = 12;
 
-/// Operations a second in float32 (a multiply-add is two) of `threads` threads.
-pub fn float32_flops(threads: usize) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use crate::isa::{avx2::Avx2, avx512::Avx512};
-        if Isa::Avx512.is_available() {
-            return chains::<crate::isa::Single<Avx512>>(threads, 2 * 16);
-        }
-        if Isa::Avx2.is_available() {
-            return chains::<crate::isa::Single<Avx2>>(threads, 2 * 8);
-        }
-    }
-    #[cfg(target_arch = "aarch64")]
-    return chains::<crate::isa::Single<crate::isa::neon::Neon>>(threads, 2 * 4);
-    #[cfg(not(target_arch = "aarch64"))]
-    chains::<crate::isa::Single<crate::isa::scalar::Scalar>>(threads, 2 * 8)
+/// The instruction set that kernels use.
+fn isa() -> Isa {
+    Isa::choose().unwrap_or(Isa::Scalar)
 }
 
-/// Operations a second in bfloat16 dot products; `None` where the processor has none.
-pub fn bfloat16_flops(threads: usize) -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if Isa::Avx512Bf16.is_available() {
-        return Some(chains::<crate::isa::avx512bf16::Dot>(threads, 2 * 32));
+/// Operations a second in float32 (a multiply-add is two) of `threads` threads, with the instructions that kernels use.
+pub fn float32_flops(threads: usize) -> f64 {
+    match isa() {
+        // Three columns of sixteen a token.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => tiles(threads) * 5.0 / 16.0,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            chains::<crate::isa::Single<crate::isa::avx512::Avx512>>(threads, 2 * 16)
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => chains::<crate::isa::Single<crate::isa::avx2::Avx2>>(threads, 2 * 8),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => chains::<crate::isa::Single<crate::isa::neon::Neon>>(threads, 2 * 4),
+        _ => chains::<crate::isa::Single<crate::isa::scalar::Scalar>>(threads, 2 * 8),
     }
-    let _ = threads;
-    None
+}
+
+/// Operations a second in bfloat16 products, with the instructions that kernels use; `None` where they have none.
+pub fn bfloat16_flops(threads: usize) -> Option<f64> {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Some(tiles(threads)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => Some(chains::<crate::isa::avx512bf16::Dot>(threads, 2 * 32)),
+        _ => {
+            let _ = threads;
+            None
+        }
+    }
+}
+
+/// Operations a second of AMX tiles.
+#[cfg(target_arch = "x86_64")]
+fn tiles(threads: usize) -> f64 {
+    // SAFETY: the caller asked for the set.
+    let seconds = best(threads, |_| unsafe { crate::isa::amx::products(TILE_STEPS) });
+    (threads * TILE_STEPS * 4 * 2 * 16 * 16 * 32) as f64 / seconds
 }
 
 /// Chains of multiply-adds on a core; `operations` per step of a chain.

@@ -200,8 +200,9 @@ proptest! {
         seed: u64,
         activation in dtype(),
         tokens in 1u32..150,
-        features in 1u32..150,
-        k in prop_oneof![Just(96u32), Just(160), Just(1100), 3u32..400],
+        // Enough rows that one thread takes several chunks at once.
+        features in prop_oneof![3 => 1u32..150, 1 => Just(1203u32)],
+        k in prop_oneof![Just(96u32), Just(160), Just(192), Just(1100), 3u32..400],
         marks in prop::collection::vec(any::<u32>(), 0..5),
     ) {
         let desc = GemmDesc {
@@ -235,7 +236,7 @@ proptest! {
         tokens in 1u32..100,
         spread in 1u32..8,
         hidden in 1u32..12,
-        inner in 1u32..6,
+        inner in prop_oneof![3 => 1u32..6, 1 => Just(36u32)],
         marks in prop::collection::vec(any::<u32>(), 0..4),
     ) {
         let desc = ExpertsDesc {

@@ -39,13 +39,10 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// The same with BF16, which multiplies bfloat16 activations.
+    /// The same with BF16, which multiplies bfloat16 activations, and VBMI.
     Avx512Bf16,
-    /// The same with AMX tiles, which multiply bfloat16 activations; float32 ones as [`Isa::Avx512`].
+    /// The same with AMX tiles, which multiply bfloat16 activations as they are and float32 ones in three parts.
     Amx,
-    /// The same with float32 activations on tiles too, in three parts. Faster for prompts, slower for decoding, so only on
-    /// request.
-    AmxSplit,
     /// NEON.
     Neon,
 }
@@ -53,7 +50,7 @@ pub enum Isa {
 impl Isa {
     /// Every instruction set; the last one that a machine has is its default.
     pub const ALL: &'static [Isa] =
-        &[Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::AmxSplit, Isa::Avx512Bf16, Isa::Amx];
+        &[Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// Name in [`ISA_VARIABLE`].
     pub fn label(self) -> &'static str {
@@ -63,7 +60,6 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
-            Isa::AmxSplit => "amx-split",
             Isa::Neon => "neon",
         }
     }
@@ -84,9 +80,13 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => {
+                Isa::Avx512.is_available()
+                    && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vbmi")
+            }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::AmxSplit => Isa::Avx512Bf16.is_available() && amx::is_available(),
+            Isa::Amx => Isa::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

@@ -293,16 +293,11 @@ impl<C: Core, A: Activation> Wave<'_, C, A> {
     unsafe fn run(&self) {
         let (hidden, inner) = (self.desc.hidden as usize, self.desc.intermediate as usize);
         let (packed_x, packed_hidden) = (self.buffers.packed_x, self.buffers.packed_hidden);
-        for active in self.active {
-            // SAFETY: by the caller: inputs are prepared, the buffer has room for the wave's pairs.
-            unsafe {
-                product::pack::<C>(
-                    self.pool,
-                    self.inputs(*active),
-                    hidden,
-                    self.room(*active, hidden, packed_x),
-                )
-            };
+        // SAFETY: by the caller: inputs are prepared, the buffer has room for the wave's pairs.
+        unsafe {
+            product::pack_each::<C>(self.pool, self.active.len(), hidden, |i| {
+                (self.inputs(self.active[i]), self.room(self.active[i], hidden, packed_x))
+            });
         }
         self.each_chunk(2 * inner, |active, rows, slot| {
             let (weights, bias) = rows_of(&self.args.gate_up, active.expert as usize, 2 * inner, hidden);
@@ -328,10 +323,11 @@ impl<C: Core, A: Activation> Wave<'_, C, A> {
             // SAFETY: by the caller; each chunk writes its own columns of its expert's rows.
             unsafe { task.run() };
         });
-        for active in self.active {
-            let room = self.room(*active, inner, packed_hidden);
-            // SAFETY: the rows were written above; the buffer has room for the wave's pairs.
-            unsafe { product::pack::<C>(self.pool, self.hidden(*active), inner, room) };
+        // SAFETY: the rows were written above; the buffer has room for the wave's pairs.
+        unsafe {
+            product::pack_each::<C>(self.pool, self.active.len(), inner, |i| {
+                (self.hidden(self.active[i]), self.room(self.active[i], inner, packed_hidden))
+            });
         }
         self.each_chunk(hidden, |active, rows, slot| {
             let (weights, bias) = rows_of(&self.args.down, active.expert as usize, hidden, inner);

@@ -68,7 +68,7 @@ impl<E> Tokens<E> {
 pub fn chunk_rows<C: Core>(rows: usize, tokens: usize, workers: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     if C::TILES {
-        return tiles::CHUNK;
+        return tiles::task_rows(rows, workers);
     }
     let most = if tokens <= direct::<C>() { STREAM_ROWS } else { CHUNK_ROWS };
     rows.div_ceil(workers * 8).next_multiple_of(4).clamp(4, most)
@@ -130,6 +130,29 @@ pub fn packed_form<C: Core>(tokens: Tokens<C::Elem>, k: usize, to: Ptr<C::Elem>)
     tokens
 }
 
+/// Packs several sets of tokens, each on one thread; `set(i)` is a set and its room.
+///
+/// # Safety
+/// As [`pack`].
+pub unsafe fn pack_each<C: Core>(
+    pool: &Pool,
+    sets: usize,
+    k: usize,
+    set: impl Fn(usize) -> (Tokens<C::Elem>, Ptr<C::Elem>) + Sync,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if C::TILES {
+        pool.run(sets, |_, i| {
+            let (tokens, to) = set(i);
+            for block in 0..tiles::blocks::<C>(tokens.count) {
+                // SAFETY: by the caller; each set has its own room.
+                unsafe { tiles::pack_block::<C>(tokens, block, k, to) };
+            }
+        });
+    }
+    let _ = (pool, sets, k, set);
+}
+
 /// Brings prepared rows into the form that products read and returns it.
 ///
 /// # Safety
@@ -162,7 +185,7 @@ pub trait Epilogue: Copy {
 pub struct Product<C: Core, W, E> {
     /// The weights.
     pub weights: W,
-    /// Rows of this chunk, at most [`CHUNK_ROWS`].
+    /// Rows of this chunk, as many as [`chunk_rows`] says.
     pub rows: Range<usize>,
     /// The tokens.
     pub tokens: Tokens<C::Elem>,

@@ -1,10 +1,14 @@
 //! Products on AMX tiles: 32 rows of weights times pairs of blocks of tokens, a tile's 16 columns each.
 //!
 //! Dense weights are read where they lie; MXFP4 and ragged edges go through a panel of decoded rows. Result tiles walk `k` from
-//! start to end whatever the number of tokens; a short panel for few tokens changes only when weights are decoded.
+//! start to end whatever the number of tokens. For few tokens a short panel is filled and multiplied in turns, a step
+//! of one group beside half of another, so that decoding hides the latency of the tiles; that changes only when weights
+//! are decoded.
+
+#![allow(clippy::needless_range_loop)] // closures would lose the target features
 
 use super::{CHUNK_ROWS, Epilogue, Tokens, Weights, Write, padded};
-use crate::isa::amx::{Operands, ROW_BYTES, ROWS, configure, multiply, release, store};
+use crate::isa::amx::{Operands, ROW_BYTES, ROWS, clear, configure, multiply, release, store};
 use crate::isa::avx512::transpose16;
 use crate::isa::{Core, Task};
 use crate::math::{Activation, from_bf16, to_bf16};
@@ -16,8 +20,15 @@ use std::ops::Range;
 pub const CHUNK: usize = 2 * ROWS;
 /// Columns of a tile.
 const COLUMNS: usize = 16;
-/// Groups of `k` in the short panel: 16 KiB, for the first cache.
-const SHORT: usize = 4;
+/// Most chunks of a task: what is asked for early must be this worker's own to read.
+const MOST_CHUNKS: usize = 4;
+/// Groups of `k` in the panel for few tokens, as a ring: 16 KiB, for the first cache.
+const RING: usize = 4;
+/// Groups by which decoding is ahead of multiplying. Tiles are loaded from the cache, not from stores on their way to it, so
+/// those of the group before must not be waited for.
+const LAG: usize = 2;
+/// Groups of `k` by which weights that are decoded at once are asked for early.
+const AHEAD: usize = 16;
 /// Bytes of a step in a panel: both tiles.
 const STEP_BYTES: usize = CHUNK * ROW_BYTES;
 
@@ -78,20 +89,32 @@ fn row_columns<C: Core>(tokens: usize) -> usize {
 /// # Safety
 /// The tokens' rows are valid; `to` has room for `stride` elements of each.
 pub unsafe fn pack<C: Core>(pool: &Pool, tokens: Tokens<C::Elem>, k: usize, to: Ptr<C::Elem>) {
+    // SAFETY: handed on.
+    pool.run(blocks::<C>(tokens.count), |_, block| unsafe { pack_block::<C>(tokens, block, k, to) });
+}
+
+/// Blocks of so many tokens.
+pub fn blocks<C: Core>(tokens: usize) -> usize {
+    tokens.div_ceil(block_tokens::<C>())
+}
+
+/// Packs one block.
+///
+/// # Safety
+/// As [`pack`].
+pub unsafe fn pack_block<C: Core>(tokens: Tokens<C::Elem>, block: usize, k: usize, to: Ptr<C::Elem>) {
     let most = block_tokens::<C>();
-    pool.run(tokens.count.div_ceil(most), |_, block| {
-        let first = block * most;
-        let count = most.min(tokens.count - first);
-        let mut rows = [tokens.data.at(0).cast_const(); COLUMNS];
-        for (at, row) in rows.iter_mut().enumerate().take(count) {
-            // SAFETY: the block's tokens are below the count.
-            *row = unsafe { tokens.row(first + at) };
-        }
-        let to = to.at(first * stride::<C>(k)).cast();
-        let pairs = padded::<C>(k) / 2;
-        // SAFETY: by the caller; each block has its own part.
-        unsafe { C::enter(Pack::<C> { rows, count, pairs, to }) };
-    });
+    let first = block * most;
+    let count = most.min(tokens.count - first);
+    let mut rows = [tokens.data.at(0).cast_const(); COLUMNS];
+    for (at, row) in rows.iter_mut().enumerate().take(count) {
+        // SAFETY: the block's tokens are below the count.
+        *row = unsafe { tokens.row(first + at) };
+    }
+    let to = to.at(first * stride::<C>(k)).cast();
+    let pairs = padded::<C>(k) / 2;
+    // SAFETY: by the caller; each block has its own part.
+    unsafe { C::enter(Pack::<C> { rows, count, pairs, to }) };
 }
 
 struct Pack<C: Core> {
@@ -151,7 +174,12 @@ fn part_of(value: f32, part: usize) -> u16 {
     rounded
 }
 
-/// A chunk of up to [`CHUNK`] rows times packed tokens (without an index).
+/// Rows of a task: a few chunks, where that leaves enough tasks for all workers.
+pub fn task_rows(rows: usize, workers: usize) -> usize {
+    rows.div_ceil(workers * 32).next_multiple_of(CHUNK).clamp(CHUNK, MOST_CHUNKS * CHUNK)
+}
+
+/// Rows times packed tokens (without an index), chunk by chunk.
 ///
 /// # Safety
 /// As [`super::Product::run`]; AMX is available.
@@ -163,12 +191,42 @@ pub unsafe fn run<C: Core, W: Weights<C>, E: Epilogue>(
     epilogue: E,
 ) {
     // SAFETY: by the caller.
-    unsafe { C::enter(Chunk::<C, W, E> { weights, rows, tokens, scratch, epilogue }) };
+    unsafe { C::enter(Chunks::<C, W, E> { weights, rows, tokens, scratch, epilogue }) };
+}
+
+struct Chunks<C: Core, W, E> {
+    weights: W,
+    rows: Range<usize>,
+    tokens: Tokens<C::Elem>,
+    scratch: Scratch,
+    epilogue: E,
+}
+
+impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunks<C, W, E> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Self { weights, rows, tokens, scratch, epilogue } = self;
+        let mut shape = None;
+        for first in rows.clone().step_by(CHUNK) {
+            let is_first = first == rows.start;
+            let task_end = rows.end;
+            let rows = first..(first + CHUNK).min(rows.end);
+            let chunk = Chunk::<C, W, E> { weights, rows, task_end, is_first, tokens, scratch, epilogue };
+            // SAFETY: by the caller.
+            unsafe { chunk.run(&mut shape) };
+        }
+        // SAFETY: by the caller.
+        unsafe { release() };
+    }
 }
 
 struct Chunk<C: Core, W, E> {
     weights: W,
     rows: Range<usize>,
+    /// End of the rows of the task.
+    task_end: usize,
+    /// Whether nobody asked for this chunk's weights yet.
+    is_first: bool,
     tokens: Tokens<C::Elem>,
     scratch: Scratch,
     epilogue: E,
@@ -195,6 +253,72 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Chunk<C, W, E> {
                 }
                 if full < groups.end {
                     put(full, self.weights.tail(row, full));
+                }
+            }
+        }
+    }
+
+    /// Decodes and multiplies in turns: a step of a group, half the rows of a later one. For whole chunks.
+    #[inline(always)]
+    unsafe fn alternate(&self, blocks: &[Block; 2], groups: usize, double: bool) {
+        // SAFETY: by the caller; a group is decoded before it is multiplied.
+        unsafe {
+            if self.is_first {
+                for group in (0..AHEAD.min(groups)).step_by(W::PER_LINE) {
+                    self.ask(0, CHUNK, group);
+                }
+            }
+            for group in 0..LAG.min(groups) {
+                self.fill_half(group, 0, groups);
+                self.fill_half(group, 1, groups);
+            }
+            for group in 0..groups {
+                for step in 0..2 {
+                    let mut operands = self.panel_operands(blocks, (2 * group + step) * ROWS);
+                    operands.weights = self.scratch.panel.at((2 * (group % RING) + step) * STEP_BYTES);
+                    self.steps(&operands, 1, double);
+                    if group + LAG < groups {
+                        self.fill_half(group + LAG, step, groups);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for a group of some rows of this chunk and after.
+    #[inline(always)]
+    unsafe fn ask(&self, first: usize, count: usize, group: usize) {
+        let row = self.weights.row(self.rows.start + first);
+        for r in 0..count {
+            W::prefetch(self.weights.below(row, r), group);
+        }
+    }
+
+    /// Decodes a group of half the rows into its place in the panel, and asks for a later one.
+    #[inline(always)]
+    unsafe fn fill_half(&self, group: usize, half: usize, groups: usize) {
+        let panel = self.scratch.panel.at(2 * (group % RING) * STEP_BYTES + half * ROWS * ROW_BYTES);
+        let is_full = (group + 1) * C::GROUP <= self.weights.columns();
+        let row = self.weights.row(self.rows.start + half * ROWS);
+        // What comes that many groups later, in this chunk or the next of this task. Groups share lines, so each row asks at
+        // every `PER_LINE`-th group, neighbours at different ones: requests are spread over time.
+        let ahead = group + AHEAD;
+        let (asked, ahead) =
+            if ahead < groups { (row, ahead) } else { (self.weights.below(row, CHUNK), ahead - groups) };
+        let asks = ahead < groups && (group + AHEAD < groups || self.rows.end < self.task_end);
+        // SAFETY: by the caller: rows and group exist, the panel has room for the ring.
+        unsafe {
+            for first in (0..ROWS).step_by(W::PER_LINE) {
+                if asks {
+                    let r = first + ahead % W::PER_LINE;
+                    W::prefetch(self.weights.below(asked, r), ahead);
+                }
+                for r in first..first + W::PER_LINE {
+                    let row = self.weights.below(row, r);
+                    let w = if is_full { W::group(row, group) } else { self.weights.tail(row, group) };
+                    let to = panel.add(r * ROW_BYTES);
+                    C::store(to.cast(), w[0]);
+                    C::store(to.add(STEP_BYTES).cast(), w[1]);
                 }
             }
         }
@@ -252,14 +376,15 @@ struct Block {
     stride: usize,
 }
 
-impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
+impl<C: Core, W: Weights<C>, E: Epilogue> Chunk<C, W, E> {
+    /// Multiplies; `shape` is that of the tiles, which this may change.
     #[inline(always)]
-    unsafe fn run(self) {
+    unsafe fn run(&self, shape: &mut Option<(usize, usize)>) {
         let k = self.weights.columns();
         let groups = k.div_ceil(C::GROUP);
         let in_place = W::PLAIN && k.is_multiple_of(C::GROUP) && self.rows.len() == CHUNK;
         let most = block_tokens::<C>();
-        let few = self.tokens.count <= 2 * most;
+        let few = self.tokens.count <= 2 * most && self.rows.len() == CHUNK;
         // SAFETY: by the caller.
         unsafe {
             if !in_place && !few {
@@ -274,8 +399,13 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
                     Block { data, tokens, stride: 4 * row_columns::<C>(tokens) }
                 });
                 let widths = (blocks[0].tokens * C::PARTS, blocks[1].tokens * C::PARTS);
-                // Also makes all results zero.
-                configure(widths.0, widths.1);
+                if *shape == Some(widths) {
+                    clear();
+                } else {
+                    // Also makes all results zero.
+                    configure(widths.0, widths.1);
+                    *shape = Some(widths);
+                }
                 if in_place {
                     let stride = 2 * k;
                     let operands = Operands {
@@ -286,16 +416,14 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
                         tokens: blocks.map(|block| block.data),
                         token_strides: blocks.map(|block| block.stride),
                     };
-                    self.steps(&operands, 2 * groups, widths.1 > 0);
-                } else if few {
-                    let mut first = 0;
-                    while first < groups {
-                        let end = (first + SHORT).min(groups);
-                        self.fill(first..end);
-                        let operands = self.panel_operands(&blocks, first * C::GROUP / 2);
-                        self.steps(&operands, 2 * (end - first), widths.1 > 0);
-                        first = end;
+                    let is_last = token + 2 * most >= self.tokens.count;
+                    if token > 0 && is_last && self.rows.end < self.task_end {
+                        self.steps_and_ask(&operands, groups, widths.1 > 0);
+                    } else {
+                        self.steps(&operands, 2 * groups, widths.1 > 0);
                     }
+                } else if few {
+                    self.alternate(&blocks, groups, widths.1 > 0);
                 } else {
                     self.steps(&self.panel_operands(&blocks, 0), 2 * groups, widths.1 > 0);
                 }
@@ -305,12 +433,28 @@ impl<C: Core, W: Weights<C>, E: Epilogue> Task for Chunk<C, W, E> {
                 }
                 token += 2 * most;
             }
-            release();
         }
     }
 }
 
 impl<C: Core, W: Weights<C>, E: Epilogue> Chunk<C, W, E> {
+    /// The last pass of several over weights in place: they are in the cache by now, so memory may bring the next chunk.
+    #[inline(always)]
+    unsafe fn steps_and_ask(&self, operands: &Operands, groups: usize, double: bool) {
+        let mut operands = *operands;
+        // SAFETY: by the caller.
+        unsafe {
+            for group in 0..groups {
+                self.ask(CHUNK, CHUNK, group);
+                self.steps(&operands, 2, double);
+                operands.weights = operands.weights.wrapping_add(2 * operands.step_stride);
+                for (tokens, stride) in operands.tokens.iter_mut().zip(operands.token_strides) {
+                    *tokens = tokens.wrapping_add(2 * ROWS * stride);
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     unsafe fn steps(&self, operands: &Operands, steps: usize, double: bool) {
         // SAFETY: by the caller.

@@ -15,6 +15,8 @@ pub trait Weights<C: Core>: Copy {
     fn columns(self) -> usize;
     /// A row; it need not exist.
     fn row(self, row: usize) -> Self::Row;
+    /// The row so many rows below another.
+    fn below(self, row: Self::Row, rows: usize) -> Self::Row;
     /// Address of a row.
     fn address(row: Self::Row) -> *const u8;
     /// A full group of a row.
@@ -63,6 +65,11 @@ impl<C: Core> Weights<C> for Bf16Rows {
     #[inline(always)]
     fn row(self, row: usize) -> *const u16 {
         self.data.at(row * self.k)
+    }
+
+    #[inline(always)]
+    fn below(self, row: *const u16, rows: usize) -> *const u16 {
+        row.wrapping_add(rows * self.k)
     }
 
     #[inline(always)]
@@ -125,6 +132,11 @@ impl<C: Core> Weights<C> for Mxfp4Rows {
     }
 
     #[inline(always)]
+    fn below(self, (codes, scales): Self::Row, rows: usize) -> Self::Row {
+        (codes.wrapping_add(rows * (self.k / 2)), scales.wrapping_add(rows * (self.k / 32)))
+    }
+
+    #[inline(always)]
     fn address((codes, _): Self::Row) -> *const u8 {
         codes
     }
@@ -150,7 +162,11 @@ impl<C: Core> Weights<C> for Mxfp4Rows {
     }
 
     #[inline(always)]
-    fn prefetch((codes, _): Self::Row, group: usize) {
+    fn prefetch((codes, scales): Self::Row, group: usize) {
         prefetch(codes.wrapping_add(group * (C::GROUP / 2)));
+        // A line of scales is asked for by whichever group asks for the first line of its codes.
+        if group % (32 * LINE / C::GROUP) < <Self as Weights<C>>::PER_LINE {
+            prefetch(scales.wrapping_add(group * C::GROUP / 32));
+        }
     }
 }
