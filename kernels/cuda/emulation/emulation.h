@@ -234,6 +234,10 @@ inline float __uint_as_float(uint32_t v) { return emulation_bits<float>(v); }
 inline uint32_t __float_as_uint(float v) { return emulation_bits<uint32_t>(v); }
 inline float __int_as_float(int v) { return emulation_bits<float>(v); }
 inline int __float_as_int(float v) { return emulation_bits<int>(v); }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline uint32_t atomicAdd(uint32_t* p, uint32_t v) {

@@ -13,8 +13,8 @@ int products_fp8(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, con
   if (const int status = product<true, true>(d, a, plan, stream)) return status;
   return product<true, false>(d, a, plan, stream);
 }
-bool prepare_bf16() { return allow<false, true>(Classes{}) && allow<false, false>(Classes{}); }
-bool prepare_fp8() { return allow<true, true>(Classes{}) && allow<true, false>(Classes{}); }
+bool prepare_bf16() { return allow<false, true>(Classes<false>{}) && allow<false, false>(Classes<false>{}); }
+bool prepare_fp8() { return allow<true, true>(Classes<true>{}) && allow<true, false>(Classes<true>{}); }
 }  // namespace gossamer::grouped
 
 namespace mxfp4 = gossamer::mxfp4;
@@ -138,6 +138,8 @@ int main(int argc, char** argv) {
   ok &= check(192, 96, 3, 0, 3, 150, 15, 1.7f, seed + 2);
   ok &= check(192, 96, 2, 0, 2, 300, 4, 1.7f, seed + 3);
   ok &= check(192, 96, 3, 0, 3, 20, 4, .02f, seed + 4);
+  ok &= check(640, 352, 2, 0, 2, 60, 4, 1.7f, seed + 5);  // K of two whole chunks, and of one and a rest
+  ok &= check(352, 960, 3, 0, 3, 13, 4, 1.7f, seed + 6);
   std::printf(ok ? "all checks passed\n" : "FAILED\n");
   return !ok;
 }

@@ -6,8 +6,8 @@
 namespace gossamer::grouped {
 namespace {
 
-// Tiles of one width at most: full ones, and one rest per expert.
-inline uint32_t most_tiles(const GossamerExpertsDesc& d, uint32_t tokens) { return tokens * d.top_k / kMaxWidth + d.local_experts + 1; }
+// Tiles of one width at most: one for every `most` tokens, and one more per expert.
+inline uint32_t most_tiles(const GossamerExpertsDesc& d, uint32_t tokens, uint32_t most) { return tokens * d.top_k / most + d.local_experts + 1; }
 
 int maxima(const void* packed, uint8_t* out, uint32_t matrices, uint32_t rows, uint32_t k, cudaStream_t stream) {
   const uint32_t strips = matrices * (rows / 16);
@@ -26,9 +26,10 @@ Plan carve(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8, void* worksp
     return here;
   };
   Plan plan = {};
+  plan.most = width_of(classes_of(fp8) - 1);
   plan.total = reinterpret_cast<uint32_t*>(take(4));
   plan.tile_counts = reinterpret_cast<uint32_t*>(take(kClasses * 4));
-  plan.tiles_per_class = most_tiles(d, tokens);
+  plan.tiles_per_class = most_tiles(d, tokens, plan.most);
   plan.tiles = reinterpret_cast<TokenTile*>(take(kClasses * plan.tiles_per_class * sizeof(TokenTile)));
   plan.pairs = reinterpret_cast<uint32_t*>(take(pairs * 4));
   plan.x = take(pairs * d.hidden * (fp8 ? 1 : 2));

@@ -28,12 +28,12 @@ __global__ void __launch_bounds__(1024) plan_kernel(GossamerExpertsDesc d, Gossa
   __syncthreads();
   const uint32_t start = counts[e] - count;
   if (e == kMaxExperts - 1) *p.total = counts[e];
-  for (uint32_t first = 0; first < count;) {
-    const uint32_t rest = min(count - first, kMaxWidth);
+  if (count) {
+    const uint32_t tiles = (count + p.most - 1) / p.most, width = ((count + tiles - 1) / tiles + 7) / 8 * 8;
     uint32_t c = 0;
-    while (width_of(c) < rest) ++c;
-    p.tiles[c * p.tiles_per_class + atomicAdd(&classes[c], 1u)] = {e, start + first, rest};
-    first += rest;
+    while (width_of(c) < width) ++c;
+    const uint32_t at = c * p.tiles_per_class + atomicAdd(&classes[c], tiles);
+    for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width)};
   }
   __syncthreads();
   if (e < kClasses) p.tile_counts[e] = classes[e];

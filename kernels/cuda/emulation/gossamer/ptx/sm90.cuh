@@ -76,7 +76,21 @@ void copy_async_wait() {
   for (size_t& g : t.copy_groups) g -= copies;
 }
 
+// --- bulk copies ---
+inline uint64_t evict_first_policy() { return 0; }
+inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, uint64_t = 0) {
+  if (reinterpret_cast<uintptr_t>(dst) % 16 || reinterpret_cast<uintptr_t>(src) % 16 || bytes % 16) fail("a bulk copy is not aligned");
+  block->engine.push_back([=] {
+    std::memcpy(dst, src, bytes);
+    Barrier& b = barrier(bar);
+    b.bytes -= static_cast<int32_t>(bytes);
+    barrier_settle(b);
+  });
+}
+
 // --- global memory ---
+inline uint32_t load_word(const void* p) { return *static_cast<const uint32_t*>(p); }
+inline uint32_t load_byte(const void* p) { return *static_cast<const uint8_t*>(p); }
 inline void release_bits(uint32_t* p, uint32_t bits) { *p |= bits; }
 inline void clear_bits(uint32_t* p, uint32_t bits) { *p &= ~bits; }
 // Blocks run one after the other, so what is awaited is there or never comes.
@@ -109,6 +123,10 @@ inline float exp2_flushed(float x) {
 }
 inline float bf16_bits(uint32_t half) { return emulation_bits<float>(half << 16); }
 inline float bf16_low(uint32_t pair) { return bf16_bits(pair & 0xFFFF); }
+inline float bf16_high(uint32_t pair) { return bf16_bits(pair >> 16); }
+inline uint32_t pack_bf16(float low, float high) {
+  return emulation_bits<uint16_t>(__float2bfloat16(low)) | static_cast<uint32_t>(emulation_bits<uint16_t>(__float2bfloat16(high))) << 16;
+}
 inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) { return emulation_bits<uint16_t>(__float2bfloat16(bf16_bits(x & 0xFFFF) * bf16_bits(y & 0xFFFF))); };
   return one(a, b) | static_cast<uint32_t>(one(a >> 16, b >> 16)) << 16;

@@ -1,0 +1,84 @@
+// Codes of `mxfp4-sm90-v1` to A fragments of warpgroup products, half a tile (32 columns of K, one block scale a row) at a time.
+//
+// E4M3 weights: an E4M3 number holds E2M1 x 2^(6 + s - m) exactly while the block's scale s is at most 14 below the row's largest, m
+// (what is smaller is below 2^-14 of the row's largest weight). The row's 2^(m - 133) goes on the sum. A table of the eight
+// magnitudes per distance m - s makes the conversion one PRMT for four codes; its subnormal entries are exact too.
+#pragma once
+#include <cuda_fp8.h>
+
+#include "gossamer/mxfp4.cuh"
+#include "gossamer/ptx/sm90.cuh"
+
+namespace gossamer::grouped {
+namespace {
+
+// What a warp holds of the tile that it decodes: four words of codes, and the scales of rows g and g + 8.
+struct Piece {
+  uint4 codes;
+  uint32_t scales;
+  template <int kHalf>
+  __device__ __forceinline__ uint32_t word(int i) const {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    return words[2 * kHalf + i];
+  }
+};
+
+// --- bf16 ----------------------------------------------------------------------------------------------------------------
+// bf16 pair 2^(s - 1) of byte `kByte` of four scales: one byte, one multiplication that also adds the bias.
+template <int kByte>
+__device__ __forceinline__ uint32_t scale_pair(uint32_t scales) {
+  return __byte_perm(scales, 0, 0x4440 + kByte) * 0x00800080u + 0x3F003F00u;
+}
+template <int kHalf>
+__device__ __forceinline__ void decode_bf16(const Piece& p, uint32_t (&a)[2][4]) {
+  const uint32_t s[2] = {scale_pair<kHalf>(p.scales), scale_pair<2 + kHalf>(p.scales)};
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    mxfp4::codes_to_bf16(p.word<kHalf>(step), a[step]);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[step][r] = ptx::multiply_bf16x2(a[step][r], s[r & 1]);
+  }
+}
+
+// --- E4M3 ----------------------------------------------------------------------------------------------------------------
+constexpr int kTableBytes = 2048;
+
+// Byte b of entry d: E2M1 magnitude b times 2^(6 - d), exact while d <= 14. Filled by the whole block.
+__device__ __forceinline__ void fill_table(uint8_t* table, int threads) {
+  for (int i = threadIdx.x; i < kTableBytes; i += threads) {
+    const int code = i % 8, magnitude2 = code < 4 ? code : code < 6 ? 2 * code - 4 : 4 * code - 16;  // twice the magnitude: 0 1 2 3 4 6 8 12
+    table[i] = __nv_cvt_float_to_fp8(ldexpf(static_cast<float>(magnitude2), 5 - i / 8), __NV_SATFINITE, __NV_E4M3);
+  }
+}
+
+// 2^(m - 133) for a row whose largest scale is m.
+__device__ __forceinline__ float row_scale(uint32_t m) { return __uint_as_float((m > 6 ? m - 6 : 0) << 23); }
+
+// The tables of rows g and g + 8 for one half of a tile. `distances`: row maximum minus scale, a byte as in the layout.
+struct Tables {
+  uint2 low, high;
+  template <int kHalf>
+  __device__ __forceinline__ void load(uint32_t table, uint32_t distances) {
+    low = ptx::load_shared_pair(table + __byte_perm(distances, 0, 0x4440 + kHalf) * 8);
+    high = ptx::load_shared_pair(table + __byte_perm(distances, 0, 0x4442 + kHalf) * 8);
+  }
+};
+
+// Four codes of a row: magnitudes in the nibbles of bytes 0 and 2 of `u`.
+__device__ __forceinline__ uint32_t magnitudes(uint32_t u, const uint2& table) { return ptx::pick_bytes(table.x, table.y, ptx::pick_bytes(u, 0, 0x4420)); }
+
+// The A fragment of a k32 step. Bytes 0..3 of a register: columns 2t + 8, 2t, 2t + 9, 2t + 1 of a k16 step.
+template <int kHalf>
+__device__ __forceinline__ void decode_e4m3(const Piece& p, const Tables& t, uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t w = p.word<kHalf>(i);
+    const uint32_t below = magnitudes(ptx::merge_bits(w & 0x00070007u, w >> 2, 0x00700070u), t.low);
+    a[2 * i] = ptx::merge_bits(ptx::merge_bits(below, w, 0x80008000u), w >> 7, 0x00800080u);
+    const uint32_t above = magnitudes(ptx::merge_bits((w >> 9) & 0x00070007u, w << 1, 0x00700070u), t.high);
+    a[2 * i + 1] = ptx::merge_bits(ptx::merge_bits(above, w << 3, 0x80008000u), w >> 6, 0x00800080u);
+  }
+}
+
+}  // namespace
+}  // namespace gossamer::grouped
