@@ -18,7 +18,7 @@ use gossamer_kernel_launch::{self as kernels, TopkArgs, aligned, need};
 use std::ffi::c_int;
 
 /// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
-const PACKED: &str = "mxfp4-sm90-v1";
+const PACKED: &str = "mxfp4-sm90-v2";
 /// The first tactic of each operation. Experts: bfloat16 activations; the next one, where allowed, E4M3.
 const BF16: u32 = 0;
 /// Variants of the attention kernel, by number: rows of a tile, whether warpgroups take turns, share of polynomials.

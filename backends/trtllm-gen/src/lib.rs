@@ -25,7 +25,7 @@ use gossamer_kernel_launch::{self as kernels, MoeArgs, RouterArgs, TinyGemmArgs,
 use std::ffi::c_int;
 
 /// Layout of expert weights, specified in `kernels/LAYOUTS.md`.
-const PACKED: &str = "mxfp4-sm90-v1";
+const PACKED: &str = "mxfp4-sm90-v2";
 /// Tokens that the kernels take at once.
 const MOST_TOKENS: u32 = 64;
 /// Variants of the experts' kernel, by number; `ops.h` says what each does.

@@ -39,8 +39,8 @@ struct Matrices {
           tiles[block / 2 * mxfp4::kTileBytes + mxfp4::kCodeBytes + 4 * g + place / 8 * 2 + block % 2] = scale;
           for (uint32_t i = 0; i < 32; ++i) {
             const uint32_t column = block * 32 + i, code = rng() % 16, step = column % 64 / 16, c = column % 16;
-            uint16_t* half = reinterpret_cast<uint16_t*>(&tiles[column / 64 * mxfp4::kTileBytes + (g * 4 + c % 8 / 2) * 16 + step * 4 + (c & 1) * 2]);
-            *half |= static_cast<uint16_t>(mxfp4::place(code, static_cast<int>(c / 8 * 2 + place / 8)));
+            uint32_t* words = reinterpret_cast<uint32_t*>(&tiles[column / 64 * mxfp4::kTileBytes + (g * 4 + c % 8 / 2) * 16]);
+            mxfp4::place(words, static_cast<int>(step), static_cast<int>(c / 8 * 2 + place / 8), c & 1, code);
             values[(static_cast<size_t>(e) * rows + row) * k + column] = std::ldexp(magnitudes[code & 7] * (code & 8 ? -1.f : 1.f), scale - 127);
           }
         }

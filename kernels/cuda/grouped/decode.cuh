@@ -1,4 +1,4 @@
-// Codes of `mxfp4-sm90-v1` to A fragments of warpgroup products, half a tile (32 columns of K, one block scale a row) at a time.
+// Codes of `mxfp4-sm90-v2` to A fragments of warpgroup products, half a tile (32 columns of K, one block scale a row) at a time.
 //
 // E4M3 weights: an E4M3 number holds E2M1 x 2^(6 + s - m) exactly while the block's scale s is at most 14 below the row's largest, m
 // (what is smaller is below 2^-14 of the row's largest weight). The row's 2^(m - 133) goes on the sum. A table of the eight
@@ -32,9 +32,9 @@ __device__ __forceinline__ uint32_t scale_pair(uint32_t scales) {
 template <int kHalf>
 __device__ __forceinline__ void decode_bf16(const Piece& p, uint32_t (&a)[2][4]) {
   const uint32_t s[2] = {scale_pair<kHalf>(p.scales), scale_pair<2 + kHalf>(p.scales)};
+  mxfp4::codes_to_bf16(p.word<kHalf>(0), p.word<kHalf>(1), a[0], a[1]);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    mxfp4::codes_to_bf16(p.word<kHalf>(step), a[step]);
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[step][r] = ptx::multiply_bf16x2(a[step][r], s[r & 1]);
   }
@@ -67,16 +67,21 @@ struct Tables {
 // Four codes of a row: magnitudes in the nibbles of bytes 0 and 2 of `u`.
 __device__ __forceinline__ uint32_t magnitudes(uint32_t u, const uint2& table) { return ptx::pick_bytes(table.x, table.y, ptx::pick_bytes(u, 0, 0x4420)); }
 
-// The A fragment of a k32 step. Bytes 0..3 of a register: columns 2t + 8, 2t, 2t + 9, 2t + 1 of a k16 step.
+// The A fragment of a k32 step. Bytes 0..3 of a register: columns 2t + 8, 2t, 2t + 9, 2t + 1 of a k16 step, so the codes of row g
+// are registers 2 and 0 of `mxfp4.cuh`, those of row g + 8 registers 3 and 1.
 template <int kHalf>
 __device__ __forceinline__ void decode_e4m3(const Piece& p, const Tables& t, uint32_t (&a)[4]) {
+  constexpr uint32_t kUpper = 0x00700070u, kLower = 0x00070007u, kSignUpper = 0x80008000u, kSignLower = 0x00800080u;
+  const uint32_t words[2] = {p.word<kHalf>(0), p.word<kHalf>(1)}, both = mxfp4::join(words[0], words[1]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint32_t w = p.word<kHalf>(i);
-    const uint32_t below = magnitudes(ptx::merge_bits(w & 0x00070007u, w >> 2, 0x00700070u), t.low);
-    a[2 * i] = ptx::merge_bits(ptx::merge_bits(below, w, 0x80008000u), w >> 7, 0x00800080u);
-    const uint32_t above = magnitudes(ptx::merge_bits((w >> 9) & 0x00070007u, w << 1, 0x00700070u), t.high);
-    a[2 * i + 1] = ptx::merge_bits(ptx::merge_bits(above, w << 3, 0x80008000u), w >> 6, 0x00800080u);
+    const uint32_t w = words[i];
+    const uint32_t below = magnitudes((w >> 2) & (kUpper | kLower), t.low);
+    a[2 * i] = ptx::merge_bits(ptx::merge_bits(below, w, kSignUpper), w >> 4, kSignLower);
+    // Register 3: both's magnitude at bits 2:0 and sign at 9, or turned 6 bits further right.
+    const uint32_t last = i ? mxfp4::turn_left(both, 6) : both;
+    const uint32_t above = magnitudes(ptx::merge_bits(last & kLower, mxfp4::turn_left(w, 8), kUpper), t.high);
+    a[2 * i + 1] = ptx::merge_bits(ptx::merge_bits(above, w << 10, kSignUpper), last >> 2, kSignLower);
   }
 }
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d,
 }
 static_assert(place_of(8) == 0 && place_of(0) == 1 && place_of(9) == 2 && place_of(1) == 3 && place_of(15) == 14);
 
-// Largest scale of each row of `mxfp4-sm90-v1` matrices, in the layout's row order. A warp per strip.
+// Largest scale of each row of `mxfp4-sm90-v2` matrices, in the layout's row order. A warp per strip.
 __global__ void __launch_bounds__(256) maxima_kernel(const uint8_t* packed, uint8_t* out, uint32_t strips, uint32_t k_tiles) {
   const uint32_t strip = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (strip >= strips) return;

@@ -14,7 +14,7 @@
 // One kernel per width (two in one function exceed what the assembler keeps in registers). The widths of one product depend on
 // nothing of each other: each lets the next one's blocks start where its own have left the multiprocessor.
 //
-// Order of K for E4M3: a fragment register wants four neighbouring columns, and a lane of `mxfp4-sm90-v1` holds columns 2t, 2t+1,
+// Order of K for E4M3: a fragment register wants four neighbouring columns, and a lane of `mxfp4-sm90-v2` holds columns 2t, 2t+1,
 // 2t+8, 2t+9 of a k16 step. A product does not care for the order of K as long as both operands agree, so the tokens are written
 // in the order of `place_of` instead.
 //

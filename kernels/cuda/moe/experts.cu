@@ -52,10 +52,8 @@ struct Operands {
 __device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
   uint32_t a[4][4];
   float c[4], d[4];
-  mxfp4::codes_to_bf16(o.codes.x, a[0]);
-  mxfp4::codes_to_bf16(o.codes.y, a[1]);
-  mxfp4::codes_to_bf16(o.codes.z, a[2]);
-  mxfp4::codes_to_bf16(o.codes.w, a[3]);
+  mxfp4::codes_to_bf16(o.codes.x, o.codes.y, a[0], a[1]);
+  mxfp4::codes_to_bf16(o.codes.z, o.codes.w, a[2], a[3]);
   ptx::mma_bf16_zero(c, a[0], o.b0.x, o.b0.y);
   ptx::mma_bf16_zero(d, a[2], o.b1.x, o.b1.y);
   ptx::mma_bf16(c, a[1], o.b0.z, o.b0.w);

@@ -1,5 +1,5 @@
 // archs: 80 90a 100a
-// Repacking of MXFP4 expert matrices from the checkpoint's layout to `mxfp4-sm90-v1`, and back.
+// Repacking of MXFP4 expert matrices from the checkpoint's layout to `mxfp4-sm90-v2`, and back.
 // One thread makes the 16 code bytes of one lane of one tile. Slice-aware: `experts` matrices from `blocks` on, rows and
 // K as held by this rank (the caller points into the checkpoint slice; strides are those of a dense slice).
 #include <cuda_runtime.h>
@@ -28,15 +28,16 @@ __global__ void repack_kernel(GossamerRepackArgs p) {
   const uint8_t* blocks = static_cast<const uint8_t*>(p.blocks) + e * p.rows * row_bytes;
   const uint8_t* scales = static_cast<const uint8_t*>(p.scales) + e * p.rows * row_scales;
   const int rows[2] = {mxfp4::source_row(s, g, p.interleaved), mxfp4::source_row(s, g + 8, p.interleaved)};
-  uint32_t w[4];
-  for (int i = 0; i < 4; ++i) {
-    w[i] = 0;
+  uint32_t w[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
     for (int reg = 0; reg < 4; ++reg)
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int col = kc * 64 + i * 16 + (reg >> 1) * 8 + 2 * t + half;
-        w[i] |= mxfp4::place(read_code(blocks + rows[reg & 1] * row_bytes, col, p.k), reg) << (16 * half);
+        mxfp4::place(w, i, reg, half, read_code(blocks + rows[reg & 1] * row_bytes, col, p.k));
       }
-  }
   uint8_t* out = static_cast<uint8_t*>(p.packed) + tile * mxfp4::kTileBytes;
   reinterpret_cast<uint4*>(out)[lane] = make_uint4(w[0], w[1], w[2], w[3]);
   const int block = kc * 2 + (t & 1);
@@ -53,8 +54,7 @@ __global__ void unpack_kernel(GossamerUnpackArgs p) {
   const int r = !p.interleaved ? q : (q & 1 ? q / 2 + 8 : q / 2);
   const uint8_t* tile = static_cast<const uint8_t*>(p.packed) + ((static_cast<size_t>(p.expert) * strips + s) * kt + col / 64) * mxfp4::kTileBytes;
   const int c = col % 64, step = c / 16, cc = c % 16, reg = (cc >= 8 ? 2 : 0) + (r >= 8 ? 1 : 0), lane = (r % 8) * 4 + (cc % 8) / 2;
-  const uint32_t word = reinterpret_cast<const uint32_t*>(tile)[lane * 4 + step];
-  const uint32_t code = mxfp4::pick((word >> (16 * (cc & 1))) & 0xFFFF, reg);
+  const uint32_t code = mxfp4::pick(reinterpret_cast<const uint32_t*>(tile) + lane * 4, step, reg, cc & 1);
   const int sc = tile[mxfp4::kCodeBytes + 4 * (r % 8) + (r >= 8 ? 2 : 0) + c / 32];
   const float mags[8] = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f};
   const float v = mags[code & 7] * exp2f(static_cast<float>(sc - 127));

@@ -1,5 +1,5 @@
 // archs: 80 90a 100a
-// The experts' two products on MXFP4 weights, checkpoint layout or mxfp4-sm90-v1: weights are decoded into shared memory tile
+// The experts' two products on MXFP4 weights, checkpoint layout or mxfp4-sm90-v2: weights are decoded into shared memory tile
 // by tile and multiplied on bf16 tensor cores. Never more than a tile is expanded.
 //
 // Three launches: sort (token, choice) pairs by expert; gate_up with SwiGLU into the workspace; down into `out`. A row's sums do not
@@ -86,13 +86,16 @@ __device__ void load_weights(bf16 (*tile)[kPitch], const GossamerExpertWeights& 
       const uint4 words = reinterpret_cast<const uint4*>(source)[lane];
       const uint32_t scales = reinterpret_cast<const uint32_t*>(source + mxfp4::kCodeBytes)[g];
       const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
       for (int step = 0; step < 4; ++step)
+#pragma unroll
         for (int reg = 0; reg < 4; ++reg)
+#pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int r = g + (reg & 1) * 8, c = step * 16 + (reg >> 1) * 8 + t * 2 + half;
             const int row = i / 32 * 16 + (kInterleaved ? (r < 8 ? 2 * r : 2 * (r - 8) + 1) : r);
             const int scale = static_cast<int>((scales >> (8 * ((reg & 1) * 2 + c / 32))) & 255);
-            const float v = ldexpf(decode(mxfp4::pick((word[step] >> (16 * half)) & 0xFFFF, reg)), scale - 127);
+            const float v = ldexpf(decode(mxfp4::pick(word, step, reg, half)), scale - 127);
             tile[row][c] = __float2bfloat16(valid && k0 + c < cols ? v : 0.f);
           }
     }

@@ -23,7 +23,7 @@ const PIECE: u64 = 40 << 20;
 const MOST_THREADS: usize = 12;
 
 /// Layout of expert weights on a device, specified in `kernels/LAYOUTS.md`.
-pub const PACKED: &str = "mxfp4-sm90-v1";
+pub const PACKED: &str = "mxfp4-sm90-v2";
 
 enum Source {
     Checkpoint(checkpoint::Located),

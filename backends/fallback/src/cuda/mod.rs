@@ -1,6 +1,6 @@
 //! The portable kernels on CUDA devices since sm_80: plain, and the oracle of the other plugins there.
 //!
-//! Activations are bf16. Expert weights are read in two layouts: `checkpoint`, and `mxfp4-sm90-v1`, so that the tuner can mix
+//! Activations are bf16. Expert weights are read in two layouts: `checkpoint`, and `mxfp4-sm90-v2`, so that the tuner can mix
 //! this backend with those that need the packed form. It refuses float32 activations: the CPU is their place.
 
 mod ffi;
@@ -13,7 +13,7 @@ use gossamer_backend_api::{
 use std::ffi::{c_int, c_void};
 
 /// The packed layout, specified in `kernels/LAYOUTS.md`.
-pub const PACKED: &str = "mxfp4-sm90-v1";
+pub const PACKED: &str = "mxfp4-sm90-v2";
 /// Tactics of the experts: weights as in the checkpoint, and packed.
 const CHECKPOINT_TACTIC: u32 = 0;
 const PACKED_TACTIC: u32 = 1;

@@ -1,5 +1,5 @@
 // Grouped expert products for many tokens (backend `cutlass`): plan, gather, gate_up with SwiGLU, down.
-// Contract as in ops.h; descriptions and arguments as in backend_ops.h; weights in layout mxfp4-sm90-v1.
+// Contract as in ops.h; descriptions and arguments as in backend_ops.h; weights in layout mxfp4-sm90-v2.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ enum {
 size_t gossamer_grouped_workspace(const GossamerExpertsDesc*, unsigned tokens, int tactic);
 int gossamer_grouped_experts(const GossamerExpertsDesc*, const GossamerExpertsArgs*, int tactic, void* workspace, size_t workspace_bytes,
                              cudaStream_t);
-// Largest scale of each row, u8 [matrices, rows] in the layout's row order, of matrices in layout mxfp4-sm90-v1. The FP8 tactic
+// Largest scale of each row, u8 [matrices, rows] in the layout's row order, of matrices in layout mxfp4-sm90-v2. The FP8 tactic
 // reads it from `GossamerExpertWeights.scales`; where that is 0 it is found anew at each launch (a 17th of the weights is read).
 int gossamer_grouped_maxima(const void* packed, void* out, int matrices, int rows, int k, cudaStream_t);
 // Sets shared-memory limits; not during capture.

@@ -1,4 +1,4 @@
-// Layout `mxfp4-sm90-v1` (see kernels/LAYOUTS.md) and the conversion of its codes to bf16 pairs.
+// Layout `mxfp4-sm90-v2` (see kernels/LAYOUTS.md) and the conversion of its codes to bf16 pairs.
 // Refuses nothing at run time: shapes are checked by the launchers.
 #pragma once
 #include <cstddef>
@@ -24,30 +24,50 @@ __host__ __device__ constexpr int source_row(int s, int r, bool interleaved) {
   return !interleaved ? 16 * s + r : (r < 8 ? 16 * s + 2 * r : 16 * s + 2 * (r - 8) + 1);
 }
 
-// Where E2M1 code bits of register `reg` sit in a 16-bit half.
-__host__ __device__ constexpr uint32_t place(uint32_t code, int reg) {
-  const uint32_t mag = code & 7u, sign = (code >> 3) & 1u;
-  return reg == 0 ? (mag << 6) | (sign << 15)
-       : reg == 1 ? (mag << 3) | (sign << 12)
-       : reg == 2 ? mag | (sign << 14)
-                  : (mag << 9) | (sign << 13);
-}
-__host__ __device__ constexpr uint32_t pick(uint32_t half, int reg) {
-  return reg == 0 ? ((half >> 6) & 7u) | (((half >> 15) & 1u) << 3)
-       : reg == 1 ? ((half >> 3) & 7u) | (((half >> 12) & 1u) << 3)
-       : reg == 2 ? (half & 7u) | (((half >> 14) & 1u) << 3)
-                  : ((half >> 9) & 7u) | (((half >> 13) & 1u) << 3);
-}
-
 constexpr uint32_t kSign = 0x80008000u;
 constexpr uint32_t kMagnitude = 0x01C001C0u;
+constexpr uint32_t kCode = kSign | kMagnitude;  // as a bf16 pair: `value * 2^-126` (subnormal included, hence exact)
 
-// One word of codes -> the four A-fragment registers as bf16 pairs, each `value * 2^-126` (exact, maybe subnormal).
-__device__ __forceinline__ void codes_to_bf16(uint32_t word, uint32_t (&a)[4]) {
-  a[0] = word & (kSign | kMagnitude);
-  a[1] = (word << 3) & (kSign | kMagnitude);
-  a[2] = ((word << 1) & kSign) | ((word << 6) & kMagnitude);
-  a[3] = ((word << 2) & kSign) | ((word >> 3) & kMagnitude);
+// The codes of two k16 steps, registers 0..3 of the A fragment each, lie in two words, `even` and `odd`. A register is a word turned
+// left by so many bits, under the mask kCode; registers 3 come from the bits that the others leave, brought together in `both`.
+constexpr uint32_t kOfEven = 0x06030603u;  // bits of `both` that are even's; the rest are odd's two bits further down
+__host__ __device__ constexpr int turn_of(int odd, int reg) { return reg == 0 ? 0 : reg == 1 ? 10 : reg == 2 ? 4 : odd ? 12 : 6; }
+// Where bit `bit` (0..2 magnitude, 3 sign) of a code is: 0..31 in even, 32..63 in odd. `half`: the lower (0) or upper column of a pair.
+__host__ __device__ constexpr int place_of_bit(int odd, int reg, int half, int bit) {
+  const int at = ((bit == 3 ? 15 : 6 + bit) + 16 * half + 32 - turn_of(odd, reg)) % 32;
+  if (reg < 3) return 32 * odd + at;
+  return (kOfEven >> at) & 1 ? at : 32 + at - 2;
+}
+// Writes a code into, or reads it from, the four words of a lane.
+__host__ __device__ inline void place(uint32_t* words, int step, int reg, int half, uint32_t code) {
+  for (int bit = 0; bit < 4; ++bit) {
+    const int at = place_of_bit(step % 2, reg, half, bit);
+    words[step / 2 * 2 + at / 32] |= ((code >> bit) & 1u) << (at % 32);
+  }
+}
+__host__ __device__ inline uint32_t pick(const uint32_t* words, int step, int reg, int half) {
+  uint32_t code = 0;
+  for (int bit = 0; bit < 4; ++bit) {
+    const int at = place_of_bit(step % 2, reg, half, bit);
+    code |= ((words[step / 2 * 2 + at / 32] >> (at % 32)) & 1u) << bit;
+  }
+  return code;
+}
+
+__device__ __forceinline__ uint32_t turn_left(uint32_t word, int bits) { return word << bits | word >> (32 - bits); }
+__device__ __forceinline__ uint32_t join(uint32_t even, uint32_t odd) { return (even & kOfEven) | ((odd << 2) & ~kOfEven); }
+
+// Two words of codes -> the A-fragment registers of two k16 steps as bf16 pairs, each `value * 2^-126`.
+__device__ __forceinline__ void codes_to_bf16(uint32_t even, uint32_t odd, uint32_t (&a)[4], uint32_t (&b)[4]) {
+  const uint32_t both = join(even, odd);
+  a[0] = even & kCode;
+  a[1] = turn_left(even, 10) & kCode;
+  a[2] = (even << 4) & kCode;
+  a[3] = (both << 6) & kCode;
+  b[0] = odd & kCode;
+  b[1] = turn_left(odd, 10) & kCode;
+  b[2] = (odd << 4) & kCode;
+  b[3] = turn_left(both, 12) & kCode;
 }
 
 // Bits of bf16 pair `2^(s - 1)` that turns `value * 2^-126` into `value * 2^(s - 127)`; byte `i` of a word of four scales.

@@ -28,7 +28,7 @@ enum GossamerStatus {
 // Sets shared-memory limits and reads device properties. Not during capture.
 int gossamer_prepare(void);
 
-// checkpoint MXFP4 -> `mxfp4-sm90-v1`. blocks [experts, rows, k / 2] u8, scales [experts, rows, k / 32] u8.
+// checkpoint MXFP4 -> `mxfp4-sm90-v2`. blocks [experts, rows, k / 2] u8, scales [experts, rows, k / 32] u8.
 typedef struct {
   const void* blocks;
   const void* scales;
@@ -41,7 +41,7 @@ typedef struct {
 } GossamerRepackArgs;
 int gossamer_repack_mxfp4(const GossamerRepackArgs* args, cudaStream_t stream);
 
-// One expert of `mxfp4-sm90-v1` -> float [rows, k] in checkpoint row order.
+// One expert of `mxfp4-sm90-v2` -> float [rows, k] in checkpoint row order.
 typedef struct {
   const void* packed;
   float* out;
@@ -86,9 +86,9 @@ typedef struct {
   const float* logits;       // [tokens, experts]; null: `ids` and `weights` are given
   const int* ids;            // [tokens, 4], -1 for an empty slot; read when `logits` is null
   const float* weights;      // [tokens, 4]
-  const void* gate_up;       // mxfp4-sm90-v1 [experts_local][2 * intermediate, hidden_size], interleaved
+  const void* gate_up;       // mxfp4-sm90-v2 [experts_local][2 * intermediate, hidden_size], interleaved
   const void* gate_up_bias;  // bf16 [experts_local, 2 * intermediate], checkpoint order
-  const void* down;          // mxfp4-sm90-v1 [experts_local][hidden_size, intermediate]
+  const void* down;          // mxfp4-sm90-v2 [experts_local][hidden_size, intermediate]
   const void* down_bias;     // bf16 [experts_local, hidden_size]; may be null
   const void* residual;      // bf16 [tokens, hidden_size]; may be null; may be `output`
   void* output;              // bf16 [tokens, hidden_size]

@@ -18,7 +18,7 @@ int gossamer_portable_gemm(const GossamerGemmDesc*, const GossamerGemmArgs*, cud
 int gossamer_portable_rope_kv_write(const GossamerRopeKvWriteDesc*, const GossamerRopeKvWriteArgs*, cudaStream_t);
 int gossamer_portable_attention(const GossamerAttentionDesc*, const GossamerAttentionArgs*, cudaStream_t);
 int gossamer_portable_route(const GossamerRouteDesc*, const GossamerRouteArgs*, cudaStream_t);
-// `packed` 1: weights are in layout mxfp4-sm90-v1, else as in the checkpoint.
+// `packed` 1: weights are in layout mxfp4-sm90-v2, else as in the checkpoint.
 int gossamer_portable_experts(const GossamerExpertsDesc*, const GossamerExpertsArgs*, int packed, void* workspace, cudaStream_t);
 size_t gossamer_portable_experts_workspace(const GossamerExpertsDesc*, unsigned tokens);
 int gossamer_portable_finalize(const GossamerFinalizeDesc*, const GossamerFinalizeArgs*, cudaStream_t);
