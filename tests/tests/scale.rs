@@ -1,4 +1,7 @@
-//! What must not grow with the number of requests, and what long prompts may cost the streams beside them.
+//! What must not grow with the number of requests or cost much while idle, and what long prompts may cost the streams beside them.
+//!
+//! The sizes that the README states take a minute and many file descriptors:
+//! `cargo test --release -p gossamer-tests --test scale -- --ignored --nocapture`.
 
 use gossamer_kernels::cost::{CostModel, StepLoad};
 use gossamer_tests::{client::Client, processes::idle, server::TestServer};
@@ -7,6 +10,7 @@ use std::{
     io::Write,
     time::{Duration, Instant},
 };
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PATH: &str = "/v1/completions";
 
@@ -58,6 +62,56 @@ async fn memory_does_not_grow_with_the_number_of_requests() {
     for ((role, before), (_, after)) in before.iter().zip(&after) {
         // 100 bytes a request would be 1900 KiB.
         assert!(*after <= before + 1536, "{role} grew from {before} to {after} KiB over 19200 requests");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "200,000 requests"]
+async fn memory_is_flat_over_200_000_requests() {
+    let server = TestServer::sim(&["--api-server-count", "2"]).await;
+    serve(&server, 25_600).await;
+    let before = resident(&server);
+    serve(&server, 174_400).await;
+    let after = resident(&server);
+    println!("KiB after 25,600 requests {before:?}, after 200,000 {after:?}");
+    for ((role, before), (_, after)) in before.iter().zip(&after) {
+        // 20 bytes a request would be 3400 KiB.
+        assert!(*after <= before + 2048, "{role} grew from {before} to {after} KiB over 174,400 requests");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "10,000 connections"]
+async fn ten_thousand_idle_connections_add_less_than_200_mb() {
+    const CONNECTIONS: usize = 10_000;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let room = limit.current.unwrap_or(u64::MAX);
+    assert!(
+        room > CONNECTIONS as u64 + 500,
+        "expected room for {CONNECTIONS} files, got {room}: raise `ulimit -n`"
+    );
+    let server = TestServer::sim(&["--api-server-count", "2"]).await;
+    let total = |all: &[(String, u64)]| all.iter().map(|(_, kib)| kib).sum::<u64>();
+    serve(&server, 640).await;
+    let before = resident(&server);
+    let mut idle = Vec::with_capacity(CONNECTIONS);
+    for _ in 0..CONNECTIONS {
+        // One answer each, so that the server has seen it; then it stays open.
+        let mut stream =
+            tokio::net::TcpStream::connect(("127.0.0.1", server.port())).await.expect("it listens");
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.expect("it answers");
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        idle.push(stream);
+    }
+    let after = resident(&server);
+    let grown = total(&after) - total(&before);
+    println!("{CONNECTIONS} idle connections add {grown} KiB: {before:?}, then {after:?}");
+    assert!(grown < 200_000, "{CONNECTIONS} idle connections add {grown} KiB");
+    // They are still served.
+    for stream in idle.iter_mut().step_by(997) {
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is open");
     }
 }
 
