@@ -9,6 +9,7 @@
 //! runs kernel by kernel, which loads them, the second is captured. Padding uses a KV block that no sequence owns.
 //!
 //! Invariant: an input's address depends only on the sizes that are part of a graph's key.
+//! Invariant: a result has its tokens in the order of the plan's runs, whatever order the device computed them in.
 
 use super::launch::{GroupPlaces, Places};
 use super::{Drawn, Model};
@@ -54,6 +55,8 @@ struct Flight {
     step: u64,
     staging: Staging,
     drawings: Vec<Drawing>,
+    /// Per drawing: its place among the plan's; empty where that is the same order.
+    places: Vec<u32>,
 }
 
 /// What makes two decode steps the same graph.
@@ -278,6 +281,26 @@ fn singles_first(runs: &[Run]) -> Cow<'_, [Run]> {
     Cow::Owned(runs)
 }
 
+/// Places among the plan's draws of the draws in `runs`, which are the same in another order; empty where it is the same order.
+fn places_in_plan(plan: &[Run], runs: &Cow<'_, [Run]>) -> Vec<u32> {
+    if matches!(runs, Cow::Borrowed(_)) {
+        return Vec::new();
+    }
+    let draws = plan.iter().filter(|run| run.sample);
+    let place: HashMap<u32, u32> = draws.zip(0..).map(|(run, place)| (run.slot, place)).collect();
+    runs.iter().filter_map(|run| run.sample.then(|| place.get(&run.slot).copied()).flatten()).collect()
+}
+
+/// Puts what was computed in another order into the plan's.
+fn in_plan_order<T>(items: Vec<T>, places: &[u32]) -> Vec<T> {
+    if places.is_empty() {
+        return items;
+    }
+    let mut placed: Vec<(u32, T)> = places.iter().copied().zip(items).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, item)| item).collect()
+}
+
 impl Model {
     /// Places of sequences to measure attention on; nothing may be in flight. `None`: they do not fit.
     pub(super) fn attention_places(
@@ -416,7 +439,8 @@ impl Model {
             self.batch.pad(key.sequences as usize, self.info.num_blocks, self.info.block_size);
             self.batch.max_kv = key.max_kv;
         }
-        self.launch_step(steps, step, &runs, key)?;
+        let places = places_in_plan(&section.runs, &runs);
+        self.launch_step(steps, step, (&runs, places), key)?;
         for run in runs.iter().filter(|run| run.sample) {
             if let Some(slot) = self.slots.get_mut(run.slot) {
                 slot.push_undrawn();
@@ -475,7 +499,7 @@ impl Model {
         &mut self,
         steps: &mut Steps,
         step: u64,
-        runs: &[Run],
+        (runs, in_plan): (&[Run], Vec<u32>),
         key: Option<Key>,
     ) -> Result<(), ExecutorError> {
         let (tokens, samples) = (self.batch.tokens(), self.batch.samples());
@@ -528,7 +552,7 @@ impl Model {
             logprobs: row.logprobs,
             joined: steps.joined[run.slot as usize],
         });
-        steps.flights.push_back(Flight { step, staging, drawings: drawings.collect() });
+        steps.flights.push_back(Flight { step, staging, drawings: drawings.collect(), places: in_plan });
         Ok(())
     }
 
@@ -600,7 +624,7 @@ impl Model {
 
     /// Takes the results of a step that is done.
     fn settle(&mut self, steps: &mut Steps, flight: Flight) -> Result<StepResult, ExecutorError> {
-        let Flight { step, staging, drawings } = flight;
+        let Flight { step, staging, drawings, places } = flight;
         let layout = steps.output_layout;
         let bytes = staging.output.bytes();
         let mut sampled = Vec::with_capacity(drawings.len());
@@ -630,6 +654,7 @@ impl Model {
         }
         let busy = staging.done.milliseconds_since(&staging.begun)?;
         steps.spare.push(staging);
+        let sampled = in_plan_order(sampled, &places);
         Ok(StepResult { step, sampled, busy_ns: (f64::from(busy) * 1e6) as u64 })
     }
 
@@ -685,6 +710,20 @@ mod tests {
         let order: Vec<u32> = singles_first(&mixed).iter().map(|run| run.slot).collect();
         assert_eq!(order, [1, 3, 0, 2]);
         assert!(matches!(singles_first(&mixed[1..3]), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_the_plan() {
+        let run = |slot, count, sample| Run { slot, start: 0, count, input: InputTokens::Known, sample };
+        // The last token of a prompt, alone in its chunk, behind prompts that go on and end.
+        let plan = [run(4, 1, true), run(7, 6, false), run(2, 9, true), run(5, 1, true)];
+        let runs = singles_first(&plan);
+        let slots: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
+        assert_eq!(slots, [4, 5, 2]);
+        let places = places_in_plan(&plan, &runs);
+        assert_eq!(in_plan_order(slots, &places), [4, 2, 5]);
+        let in_order = singles_first(&plan[..1]);
+        assert_eq!(in_plan_order(vec![4], &places_in_plan(&plan[..1], &in_order)), [4]);
     }
 
     #[test]
