@@ -6,7 +6,8 @@
 A step runs from one embedding to the next. Of all steps of a token count (`--tokens`; default: every count with at least five
 steps) it takes the one with the median length, so that tuning and warming up do not count. Bounds: 4.63 TB/s, 690 TFLOP/s (1258
 for E4M3 experts). Those of attention take every token as a sequence with `--context` tokens before it, else all as one prompt.
-Kernels may overlap (programmatic launch): their sum may exceed the step.
+Kernels overlap where they are launched before their predecessor ends, and then mostly wait: a kernel's time is counted from the end
+of all that ended before it.
 """
 import argparse
 import collections
@@ -41,6 +42,16 @@ def steps_of(rows):
     """(tokens, kernels) of every whole step."""
     starts = [at for at, row in enumerate(rows) if "embed_kernel" in row[4]]
     return [(rows[a][2], rows[a:b]) for a, b in zip(starts, starts[1:])]
+
+
+def alone(kernels):
+    """(name, microseconds that nothing before it was running) of every kernel, and what lay idle between them."""
+    times, until, idle = [], kernels[0][0], 0
+    for start, end, _, _, name in sorted(kernels, key=lambda kernel: kernel[1]):
+        idle += max(0, start - until)
+        times.append((name, max(0, end - max(start, until)) / 1e3))
+        until = max(until, end)
+    return times, idle / 1e3
 
 
 def names(mangled):
@@ -96,17 +107,18 @@ def main():
             continue
         kernels = steps[len(steps) // 2]
         wall = (max(k[1] for k in kernels) - kernels[0][0]) / 1e3
+        times, idle = alone(kernels)
         plain = names(sorted({k[4] for k in kernels}))
         sums, parts = collections.defaultdict(lambda: [0, 0.0]), collections.defaultdict(float)
-        for start, end, _, _, name in kernels:
+        for name, time in times:
             sums[plain[name]][0] += 1
-            sums[plain[name]][1] += (end - start) / 1e3
+            sums[plain[name]][1] += time
             part = next(label for label, pattern in PARTS if re.search(pattern, plain[name]))
-            parts[part] += (end - start) / 1e3
+            parts[part] += time
         least = bounds(config, tokens, args.context, any("e4m3" in name.lower() or "fp8" in name.lower() for name in plain.values()))
         busy = sum(total for _, total in sums.values())
-        print(f"\n{tokens} tokens: {wall:.0f} us a step (median of {len(steps)}), kernels {busy:.0f} us")
-        table = {"tokens": tokens, "step_us": wall, "kernels_us": busy, "parts": [], "kernels": []}
+        print(f"\n{tokens} tokens: {wall:.0f} us a step (median of {len(steps)}), idle {idle:.0f} us")
+        table = {"tokens": tokens, "step_us": wall, "idle_us": idle, "parts": [], "kernels": []}
         for part, total in sorted(parts.items(), key=lambda item: -item[1]):
             by_bytes, by_operations = (1e6 * seconds for seconds in least.get(part, (0, 0)))
             bound = max(by_bytes, by_operations)
