@@ -450,11 +450,11 @@ int most_keys(const GossamerDecodeAttentionArgs& p) {
   return p.window > 0 && (p.max_kv == 0 || p.window < p.max_kv) ? p.window + kTile : p.max_kv;
 }
 
-// Whether each warp takes rows of its own: there must be enough of them to keep memory busy (a warp has 8 KB under way), and no
-// row so long that the others wait for it.
+// Whether each warp takes rows of its own. It walks over a row's keys alone, about 3 us every 16 keys when memory is busy, so there
+// must be rows enough that the others take as long: 2112 warps run at once, and sharing a row costs a block about 8 us.
 bool takes_rows_alone(const GossamerDecodeAttentionArgs& p) {
   const int rows = p.tokens * p.kv_heads, keys = most_keys(p);
-  return !p.splits && keys > 0 && (rows >= 1024 ? keys <= 4096 : rows >= 256 && keys <= 256);
+  return !p.splits && keys > 0 && rows >= 3 * keys;
 }
 
 // Blocks a row (token, KV head) at most.

@@ -18,9 +18,10 @@ __device__ __forceinline__ uint32_t order(float v) {
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
-// Philox4x32-10 (Salmon et al. 2011); word `lane` of the block.
-__device__ float uniform(uint64_t seed, uint32_t token, uint32_t position, uint32_t choice) {
-  uint32_t c[4] = {token / 4, position, choice, 0}, k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+// Philox4x32-10 (Salmon et al. 2011): the numbers of the four tokens from 4 * group on.
+__device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t group, uint32_t position, uint32_t choice) {
+  uint32_t c[4] = {group, position, choice, 0}, k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma unroll
   for (int round = 0; round < 10; ++round) {
     const uint32_t h0 = __umulhi(0xD2511F53u, c[0]), l0 = 0xD2511F53u * c[0], h1 = __umulhi(0xCD9E8D57u, c[2]), l1 = 0xCD9E8D57u * c[2];
     c[0] = h1 ^ c[1] ^ k0;
@@ -30,9 +31,15 @@ __device__ float uniform(uint64_t seed, uint32_t token, uint32_t position, uint3
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  const uint32_t word = token % 4 == 0 ? c[0] : token % 4 == 1 ? c[1] : token % 4 == 2 ? c[2] : c[3];
-  return (static_cast<float>(word >> 8) + .5f) * 5.9604644775390625e-8f;
+  return make_uint4(c[0], c[1], c[2], c[3]);
 }
+__device__ __forceinline__ float uniform(uint32_t word) { return (static_cast<float>(word >> 8) + .5f) * 5.9604644775390625e-8f; }
+__device__ float uniform(uint64_t seed, uint32_t token, uint32_t position, uint32_t choice) {
+  const uint4 words = philox(seed, token / 4, position, choice);
+  return uniform(token % 4 == 0 ? words.x : token % 4 == 1 ? words.y : token % 4 == 2 ? words.z : words.w);
+}
+// What a Gumbel variable adds to a logit. The inner logarithm must be good near 1, where the winners are; the outer need not be.
+__device__ __forceinline__ float gumbel(float u) { return -__logf(-logf(u)); }
 
 struct Best {
   float value;
@@ -126,12 +133,27 @@ __device__ Slice scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, c
       for (uint32_t j = 0; j < kAtOnce; ++j) peak = better(peak, Best{seen(v[j], i + j * kThreads), i + j * kThreads});
     }
     for (; i < end; i += kThreads) peak = better(peak, Best{seen(x[i], i), i});
+  } else if (of.draws_whole && d.vocab % 4 == 0 && d.vocab_offset % 4 == 0 && begin % 4 == 0 && end % 4 == 0 && aligned16(reinterpret_cast<uint64_t>(x))) {
+    // Four tokens a thread share one call of the generator; nobody reads the row again but for log-probabilities, which undo the temperature.
+    for (uint32_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kThreads) {
+      float4& four = *reinterpret_cast<float4*>(x + i);
+      float v[4] = {four.x, four.y, four.z, four.w};
+      const uint4 words = philox(r.seed, (d.vocab_offset + i) / 4, r.position, r.choice);
+      const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        v[j] = seen(v[j] * of.inverse, i + j);
+        peak = better(peak, Best{v[j], i + j});
+        if (v[j] > -INFINITY) drawn = better(drawn, Best{v[j] + gumbel(uniform(word[j])), i + j});
+      }
+      if (of.logprobs) four = make_float4(v[0], v[1], v[2], v[3]);
+    }
   } else {
     for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
       const float v = seen(x[i] * of.inverse, i);
       x[i] = v;
       peak = better(peak, Best{v, i});
-      if (of.draws_whole && v > -INFINITY) drawn = better(drawn, Best{v - logf(-logf(uniform(r.seed, d.vocab_offset + i, r.position, r.choice))), i});
+      if (of.draws_whole && v > -INFINITY) drawn = better(drawn, Best{v + gumbel(uniform(r.seed, d.vocab_offset + i, r.position, r.choice)), i});
     }
   }
   peak = block_best(peak, scratch);
@@ -145,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(const __grid_constant__ 
   const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
   const Row of = row_of(d, a, r, row);
   if (of.logprobs) return;
-  const auto bound = [&](uint32_t s) { return static_cast<uint32_t>(static_cast<uint64_t>(d.vocab) * s / slices); };
+  const auto bound = [&](uint32_t s) { return s == slices ? d.vocab : static_cast<uint32_t>(static_cast<uint64_t>(d.vocab) * s / slices / 4 * 4); };
   const Slice found = scan(d, r, of, at<float>(a.logits) + static_cast<size_t>(row) * d.vocab, bound(slice), bound(slice + 1), scratch);
   if (threadIdx.x == 0) out[row * slices + slice] = found;
 }
@@ -237,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
         if (rank >= ties_left) continue;
       }
       const float u = uniform(r.seed, d.vocab_offset + i, r.position, r.choice);
-      drawn = better(drawn, Best{x[i] - logf(-logf(u)), i});
+      drawn = better(drawn, Best{x[i] + gumbel(u), i});
     }
     drawn = block_best(drawn, best_scratch);
     if (drawn.id == ~0u) drawn = peak;
@@ -261,7 +283,7 @@ using namespace gossamer::portable;
 
 namespace {
 // A few blocks a multiprocessor of the largest devices.
-constexpr uint32_t kBlocks = 1024;
+constexpr uint32_t kBlocks = 2048;
 uint32_t slices_of(uint32_t rows) { return min(kMaxSlices, max(1u, kBlocks / rows)); }
 }  // namespace
 
