@@ -1,7 +1,8 @@
 //! The ring against what it replaces: ipc-channel and a Unix stream socket.
 //!
-//! Two figures: a round trip of one message through an echoing thread (latency; the ring both spinning and sleeping),
-//! and a one-way stream (messages/s, bytes/s). Threads instead of processes: the same futexes, sockets and cache
+//! Two figures: a round trip of one message through an echoing thread (latency; the ring both spinning and sleeping; with the
+//! threads where the system puts them, and apart, with a core each, which is what spinning is for), and a one-way stream
+//! (messages/s, bytes/s). Threads instead of processes: the same futexes, sockets and cache
 //! lines, without the noise of starting processes.
 
 use std::io::{Read, Write};
@@ -14,6 +15,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use gossamer_channel::ring::{self, RingSpec};
 use gossamer_channel::{Receiver, Sender, Spin};
 use ipc_channel::ipc::{self, IpcBytesReceiver, IpcBytesSender};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 const LONG: Duration = Duration::from_secs(20);
 const SIZES: [usize; 3] = [64, 1024, 65536];
@@ -97,13 +99,33 @@ const TRANSPORTS: [(&str, Pair); 4] = [
     ("unix-socket", socket_pair),
 ];
 
+/// Keeps this thread on one core, or lets it go where it will.
+fn pin(core: Option<usize>) {
+    let mut cores = CpuSet::new();
+    match core {
+        Some(core) => cores.set(core),
+        None => (0..CpuSet::MAX_CPU).for_each(|core| cores.set(core)),
+    }
+    // A machine without that core measures the threads where they are.
+    let _ = sched_setaffinity(None, &cores);
+}
+
 fn round_trip(c: &mut Criterion) {
-    let mut group = c.benchmark_group("round-trip");
+    for (name, cores) in [("round-trip", [None, None]), ("round-trip-apart", [Some(0), Some(1)])] {
+        round_trip_on(c, name, cores);
+    }
+    pin(None);
+}
+
+fn round_trip_on(c: &mut Criterion, group: &str, [near, far]: [Option<usize>; 2]) {
+    let mut group = c.benchmark_group(group);
+    pin(near);
     for size in SIZES {
         let message = vec![7_u8; size];
         for (name, pair) in TRANSPORTS {
             let ((mut there, mut far_rx), (mut far_tx, mut back)) = (pair(), pair());
             let echo = thread::spawn(move || {
+                pin(far);
                 let reply = vec![7_u8; size];
                 while far_rx.get().is_some() {
                     far_tx.put(&reply);

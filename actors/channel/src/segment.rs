@@ -2,7 +2,9 @@
 //!
 //! A segment is created under a name, pre-allocated, stamped, and opened by a peer either by that name or, also once it
 //! is unlinked, by its handle: `/proc/<owner>/fd/<number>`, which needs no name that could outlive the process. An owner
-//! that stays alive while others come and go makes segments without a name and hands out handles.
+//! that stays alive while others come and go makes segments without a name and hands out handles. Those live in /dev/shm
+//! like the others, or, where that is too small or absent (containers give it 64 MB by default), in anonymous memory, which
+//! nothing limits but memory itself.
 //!
 //! Invariant: the magic word is stored last (release) and read first (acquire), so that a peer that sees it sees the
 //! whole header and the zeroed rest.
@@ -11,9 +13,10 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use shared_memory::{Shmem, ShmemConf, ShmemError};
@@ -27,6 +30,9 @@ const VERSION: u64 = 1;
 /// The header fills one pair of cache lines.
 const HEADER_BYTES: usize = 128;
 const HANDLE_PREFIX: &str = "/proc/";
+/// Largest segment that anonymous memory is used for in place of /dev/shm: several times what a ring takes. Reserving it has no
+/// limit of its own, so that a wrong size would end the process instead of being an error.
+const MOST_ANONYMOUS: usize = 64 << 20;
 
 // Words of the header.
 const WORD_MAGIC: usize = 0;
@@ -199,17 +205,38 @@ impl Segment {
     ///
     /// Where the system cannot make files without names, a name exists for an instant; the sweep knows it.
     pub fn create_unnamed(spec: &SegmentSpec<'_>) -> Result<Self, CreateError> {
+        Self::create_unnamed_in(names::SHM_DIR.as_ref(), spec)
+    }
+
+    fn create_unnamed_in(directory: &Path, spec: &SegmentSpec<'_>) -> Result<Self, CreateError> {
         let total = total_bytes(spec)?;
+        let error = match Self::create_file_in(directory, spec, total) {
+            Ok(segment) => return Ok(segment),
+            Err(error) if total > MOST_ANONYMOUS => return Err(error),
+            Err(error) => error,
+        };
+        static SAID: Once = Once::new();
+        SAID.call_once(|| tracing::info!("{error}; anonymous memory is used instead"));
+        // The first error says what to do; that this did not work either is no better advice.
+        let file = memfd_create(spec.label, MemfdFlags::CLOEXEC).map_err(|_| error)?;
+        Self::from_file(spec, file, total)
+    }
+
+    fn create_file_in(directory: &Path, spec: &SegmentSpec<'_>, total: usize) -> Result<Self, CreateError> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = match rustix::fs::open(names::SHM_DIR, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(file) => file,
+        match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => Self::from_file(spec, file, total),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 let segment = Self::create(spec)?;
                 segment.unlink();
-                return Ok(segment);
+                Ok(segment)
             }
-            Err(e) => return Err(failed(spec, e)),
-        };
+            Err(e) => Err(failed(spec, format!("{}: {e}", directory.display()))),
+        }
+    }
+
+    /// A segment in an empty file that has no name.
+    fn from_file(spec: &SegmentSpec<'_>, file: OwnedFd, total: usize) -> Result<Self, CreateError> {
         preallocate(spec, &file, total)?;
         let base = map(&file, total).map_err(|e| failed(spec, e))?;
         let segment = Self {
@@ -445,5 +472,30 @@ fn os_reason(error: &ShmemError) -> String {
         | ShmemError::MapOpenFailed(code)
         | ShmemError::UnknownOsError(code) => std::io::Error::from_raw_os_error(*code as i32).to_string(),
         _ => "shared memory is not usable".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_dev_shm_a_segment_is_anonymous_memory_that_others_open_by_its_handle() {
+        let spec = SegmentSpec { label: "anonymous", bytes: 4096, layout: 7, epoch: 3 };
+        let missing = Path::new("/nonexistent");
+        let made = Segment::create_unnamed_in(missing, &spec).unwrap();
+        made.words()[5].store(11, Ordering::Relaxed);
+        let opened = Segment::open(&made.handle(), 7).unwrap();
+        assert_eq!((opened.epoch(), opened.words().len()), (3, 512));
+        assert_eq!(opened.words()[5].load(Ordering::Relaxed), 11);
+        opened.words()[6].store(12, Ordering::Relaxed);
+        assert_eq!(made.words()[6].load(Ordering::Relaxed), 12);
+        // It is truly not in /dev/shm.
+        let link = std::fs::read_link(made.handle()).unwrap();
+        assert!(link.to_string_lossy().starts_with("/memfd:anonymous"), "{link:?}");
+        // Nobody may take all of the memory by a slip.
+        let huge = SegmentSpec { bytes: MOST_ANONYMOUS, ..spec };
+        let error = Segment::create_unnamed_in(missing, &huge).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent"), "{error}");
     }
 }
