@@ -11,14 +11,16 @@
 //! Invariant: an input's address depends only on the sizes that are part of a graph's key.
 //! Invariant: a result has its tokens in the order of the plan's runs, whatever order the device computed them in.
 
+mod inputs;
+
+use self::inputs::{Feeds, Inputs, in_plan_order, places_in_plan, singles_first};
 use super::launch::{GroupPlaces, Places};
 use super::{Drawn, Model};
 use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinned, Stream, download};
 use crate::executor::{ExecutorError, Progress};
-use gossamer_backend_api::ops::{LogitEdit, SampleRow};
+use gossamer_backend_api::ops::SampleRow;
 use gossamer_kernels::graph::Op;
 use gossamer_wire::{InputTokens, Run, SampledToken, StepPlan, StepResult};
-use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,6 +140,11 @@ fn padded(sequences: u32, most: u32) -> Option<u32> {
     }
 }
 
+/// A word of a result; what is out of range is no token.
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(u32::MAX, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
+}
+
 impl Steps {
     /// Nothing under way yet.
     pub fn new(
@@ -211,96 +218,6 @@ impl Steps {
     }
 }
 
-/// Lays arrays out one after the other, each aligned.
-#[derive(Default)]
-struct Layout {
-    bytes: usize,
-}
-
-impl Layout {
-    fn place<T>(&mut self, count: usize) -> usize {
-        let at = self.bytes;
-        self.bytes = (at + count * size_of::<T>()).next_multiple_of(ALIGN);
-        at
-    }
-}
-
-/// Plain data that is copied to the device as it is in memory.
-trait Plain: Copy {}
-impl Plain for u32 {}
-impl Plain for u64 {}
-impl Plain for SampleRow {}
-impl Plain for LogitEdit {}
-
-fn put<T: Plain>(bytes: &mut [u8], at: usize, values: &[T]) {
-    let size = size_of_val(values);
-    let to = &mut bytes[at..at + size];
-    // SAFETY: `to` has `size` bytes; `Plain` types have no padding and may be read as bytes.
-    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to.as_mut_ptr(), size) };
-}
-
-const _: () = assert!(size_of::<SampleRow>() == 48 && size_of::<LogitEdit>() == 12);
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).map_or(u32::MAX, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
-}
-
-/// Offsets of a step's inputs behind the slots' last tokens.
-struct Inputs {
-    token_ids: usize,
-    known: usize,
-    positions: usize,
-    query_starts: usize,
-    kv_lens: usize,
-    sampled_rows: usize,
-    rows: usize,
-    feed: [usize; 2],
-    keep: [usize; 2],
-    groups: Vec<[usize; 3]>,
-    edits: usize,
-    masks: usize,
-    bytes: usize,
-}
-
-/// Moves of drawn tokens into a step, and out of it.
-#[derive(Default)]
-struct Feeds {
-    /// Places in `token_ids`, and where their tokens come from, counted from the start of the inputs' buffer.
-    into: [Vec<u32>; 2],
-    /// Slots, and rows of the draw.
-    out: [Vec<u32>; 2],
-}
-
-/// Runs with one token first, else in order: attention takes those in a launch of their own.
-fn singles_first(runs: &[Run]) -> Cow<'_, [Run]> {
-    if runs.is_sorted_by_key(|run| run.count > 1) {
-        return Cow::Borrowed(runs);
-    }
-    let mut runs = runs.to_vec();
-    runs.sort_by_key(|run| run.count > 1);
-    Cow::Owned(runs)
-}
-
-/// Places among the plan's draws of the draws in `runs`, which are the same in another order; empty where it is the same order.
-fn places_in_plan(plan: &[Run], runs: &Cow<'_, [Run]>) -> Vec<u32> {
-    if matches!(runs, Cow::Borrowed(_)) {
-        return Vec::new();
-    }
-    let draws = plan.iter().filter(|run| run.sample);
-    let place: HashMap<u32, u32> = draws.zip(0..).map(|(run, place)| (run.slot, place)).collect();
-    runs.iter().filter_map(|run| run.sample.then(|| place.get(&run.slot).copied()).flatten()).collect()
-}
-
-/// Puts what was computed in another order into the plan's.
-fn in_plan_order<T>(items: Vec<T>, places: &[u32]) -> Vec<T> {
-    if places.is_empty() {
-        return items;
-    }
-    let mut placed: Vec<(u32, T)> = places.iter().copied().zip(items).collect();
-    placed.sort_by_key(|(place, _)| *place);
-    placed.into_iter().map(|(_, item)| item).collect()
-}
-
 impl Model {
     /// Places of sequences to measure attention on; nothing may be in flight. `None`: they do not fit.
     pub(super) fn attention_places(
@@ -322,61 +239,6 @@ impl Model {
         }?;
         steps.stream.synchronize()?;
         Ok(Some(self.device_places(steps, &inputs)))
-    }
-
-    fn input_layout(&self, feeds: usize) -> Inputs {
-        let batch = &self.batch;
-        let (tokens, sequences, samples) =
-            (batch.token_ids.len(), batch.kv_lens.len(), batch.sampled_rows.len());
-        let mut layout = Layout::default();
-        Inputs {
-            token_ids: layout.place::<u32>(tokens),
-            known: layout.place::<u32>(tokens),
-            positions: layout.place::<u32>(tokens),
-            query_starts: layout.place::<u32>(sequences + 1),
-            kv_lens: layout.place::<u32>(sequences),
-            sampled_rows: layout.place::<u32>(samples),
-            rows: layout.place::<SampleRow>(samples),
-            feed: [layout.place::<u32>(feeds), layout.place::<u32>(feeds)],
-            keep: [layout.place::<u32>(samples), layout.place::<u32>(samples)],
-            groups: batch
-                .groups
-                .iter()
-                .map(|group| {
-                    [
-                        layout.place::<u64>(tokens),
-                        layout.place::<u32>(sequences * group.stride as usize),
-                        layout.place::<u32>(sequences),
-                    ]
-                })
-                .collect(),
-            // What has no fixed size comes last.
-            edits: layout.place::<LogitEdit>(batch.sample.edits.len()),
-            masks: layout.place::<u32>(batch.sample.masks.len()),
-            bytes: layout.bytes,
-        }
-    }
-
-    fn write_inputs(&self, inputs: &Inputs, feeds: &Feeds, bytes: &mut [u8]) {
-        let batch = &self.batch;
-        put(bytes, inputs.token_ids, &batch.token_ids);
-        put(bytes, inputs.known, &batch.token_ids);
-        put(bytes, inputs.positions, &batch.positions);
-        put(bytes, inputs.query_starts, &batch.query_starts);
-        put(bytes, inputs.kv_lens, &batch.kv_lens);
-        put(bytes, inputs.sampled_rows, &batch.sampled_rows);
-        put(bytes, inputs.rows, &batch.sample.rows);
-        for part in 0..2 {
-            put(bytes, inputs.feed[part], &feeds.into[part]);
-            put(bytes, inputs.keep[part], &feeds.out[part]);
-        }
-        for (group, at) in batch.groups.iter().zip(&inputs.groups) {
-            put(bytes, at[0], &group.slots);
-            put(bytes, at[1], &group.tables);
-            put(bytes, at[2], &group.first_blocks);
-        }
-        put(bytes, inputs.edits, &batch.sample.edits);
-        put(bytes, inputs.masks, &batch.sample.masks);
     }
 
     fn device_places(&self, steps: &Steps, inputs: &Inputs) -> Places {
@@ -466,33 +328,6 @@ impl Model {
         }
         let block = self.info.block_size;
         Some(Key { sequences, strides, max_kv: batch.max_kv.div_ceil(block).next_power_of_two() * block })
-    }
-
-    fn feeds(&self, steps: &Steps, inputs: &Inputs, runs: &[Run], all: bool) -> Feeds {
-        let mut feeds = Feeds::default();
-        let known = ((steps.last_bytes + inputs.known) / 4) as u32;
-        let mut token = 0;
-        for run in runs {
-            let drawn = run.input == InputTokens::LastSampled;
-            if drawn || all {
-                feeds.into[0].push(token);
-                feeds.into[1].push(if drawn { run.slot } else { known + token });
-            }
-            token += run.count;
-            if run.sample {
-                feeds.out[0].push(run.slot);
-                feeds.out[1].push(feeds.out[1].len() as u32);
-            }
-        }
-        if all {
-            for row in token..self.batch.tokens() {
-                feeds.into[0].push(row);
-                feeds.into[1].push(known + row);
-                feeds.out[0].push(steps.slots);
-                feeds.out[1].push(row);
-            }
-        }
-        feeds
     }
 
     fn launch_step(
@@ -701,29 +536,6 @@ mod tests {
         assert_eq!(padded(513, 512), None);
         assert_eq!(padded(99, 100), Some(100));
         assert_eq!(padded(1, 0), None);
-    }
-
-    #[test]
-    fn runs_of_one_token_come_first_and_else_nothing_moves() {
-        let run = |slot, count| Run { slot, start: 0, count, input: InputTokens::Known, sample: true };
-        let mixed = [run(0, 5), run(1, 1), run(2, 7), run(3, 1)];
-        let order: Vec<u32> = singles_first(&mixed).iter().map(|run| run.slot).collect();
-        assert_eq!(order, [1, 3, 0, 2]);
-        assert!(matches!(singles_first(&mixed[1..3]), Cow::Borrowed(_)));
-    }
-
-    #[test]
-    fn results_come_in_the_order_of_the_plan() {
-        let run = |slot, count, sample| Run { slot, start: 0, count, input: InputTokens::Known, sample };
-        // The last token of a prompt, alone in its chunk, behind prompts that go on and end.
-        let plan = [run(4, 1, true), run(7, 6, false), run(2, 9, true), run(5, 1, true)];
-        let runs = singles_first(&plan);
-        let slots: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
-        assert_eq!(slots, [4, 5, 2]);
-        let places = places_in_plan(&plan, &runs);
-        assert_eq!(in_plan_order(slots, &places), [4, 2, 5]);
-        let in_order = singles_first(&plan[..1]);
-        assert_eq!(in_plan_order(vec![4], &places_in_plan(&plan[..1], &in_order)), [4]);
     }
 
     #[test]
