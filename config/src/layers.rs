@@ -7,6 +7,10 @@ use std::{collections::BTreeMap, ffi::OsString, path::Path};
 /// Prefix of the environment variables that set flags.
 pub const ENV_PREFIX: &str = "GOSSAMER_";
 
+/// What follows the prefix in variables that are no settings of a server: those of the build of kernels, which stay exported
+/// where somebody built and then serves, and the choice of CPU kernels, which their plugin reads itself.
+const NO_SETTINGS: [&str; 4] = ["KERNELS_DIR", "CUDA_CACHE", "NVCC_FLAGS", "CPU_ISA"];
+
 /// Outcome of [`resolve`].
 #[derive(Clone, Debug)]
 pub struct Resolved {
@@ -174,6 +178,9 @@ fn env_layer(
         let Some(name) = variable.to_str().and_then(|variable| variable.strip_prefix(ENV_PREFIX)) else {
             continue;
         };
+        if NO_SETTINGS.contains(&name) {
+            continue;
+        }
         let origin = format!("environment variable {ENV_PREFIX}{name}");
         let name = name.to_ascii_lowercase().replace('_', "-");
         check_known(command, &name, &origin)?;

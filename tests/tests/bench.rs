@@ -2,11 +2,15 @@
 
 use gossamer_tests::{
     processes::golden_server,
-    server::{TestServer, eventually, fixture, kill, run},
+    server::{TestServer, binary, eventually, fixture, kill, run},
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::{io::Write, path::Path};
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 /// Runs the benchmark in a thread of its own: whether it succeeded, what it said, and its result file.
 async fn bench(server: &TestServer, more: &[&str]) -> (bool, String, Value) {
@@ -98,4 +102,39 @@ async fn a_calibration_is_measured_and_a_simulated_device_goes_by_it() {
     let server = TestServer::sim(&["--sim-calibration", &file]).await;
     let body = json!({"prompt": [1, 2], "max_tokens": 5, "ignore_eos": true});
     assert_eq!(server.client().post("/v1/completions", &body).await["usage"]["completion_tokens"], 5);
+}
+
+/// A sweep that a person or a batch system ends takes its server along.
+#[tokio::test]
+async fn a_sweep_that_is_told_to_end_leaves_no_server() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let output = folder.path().display().to_string();
+    let arguments =
+        ["bench", "sweep", "--output", &output, "--concurrency", "1", "--server-flag", "device=sim"];
+    let load =
+        ["--disable-progress", "--ignore-eos", "--random-output-len", "100000", "--num-prompts", "1000"];
+    let mut sweep = Command::new(binary())
+        .args(arguments.iter().chain(&load))
+        .env_clear()
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary is built");
+    let log = folder.path().join("device=sim.log");
+    let address = eventually("a server of the sweep that is ready", async || {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let found = text.split_once("ready after").and_then(|(_, rest)| rest.split_once("http://"));
+        let address = found.and_then(|(_, rest)| rest.split_once('/')).map(|(address, _)| address.to_owned());
+        address.ok_or(text)
+    })
+    .await;
+    std::net::TcpStream::connect(&address).expect("the server listens");
+    kill(sweep.id(), Signal::TERM);
+    let status = tokio::task::spawn_blocking(move || sweep.wait()).await.expect("no panic").expect("it ends");
+    assert_eq!(status.code(), Some(1));
+    eventually("a closed port", async || match std::net::TcpStream::connect(&address) {
+        Ok(_) => Err(format!("a server still listens at {address}")),
+        Err(_) => Ok(()),
+    })
+    .await;
 }

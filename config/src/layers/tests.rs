@@ -109,6 +109,14 @@ fn unknown_names_are_errors_that_suggest_the_known_one() {
 }
 
 #[test]
+fn variables_of_the_build_do_not_stop_a_server() {
+    let case = Case::new();
+    let env =
+        [("GOSSAMER_KERNELS_DIR", "/kernels"), ("GOSSAMER_CPU_ISA", "scalar"), ("GOSSAMER_PORT", "2000")];
+    assert_eq!(case.resolve(&[], &env).expect("none of these is wrong").config.port, 2000);
+}
+
+#[test]
 fn wrong_values_name_their_source() {
     let case = Case::new();
     let file = case.file("port = 'http'");

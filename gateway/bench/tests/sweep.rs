@@ -153,6 +153,8 @@ async fn contradictions_stop_a_sweep_before_anything_starts() {
         (&["--layout", "tp=2", "--server-flag", "tensor-parallel-size=2"], "comes from --layout"),
         (&["--concurrency", "4,4"], "twice"),
         (&["--concurrency", "0"], "numbers from 1"),
+        (&["--metric-percentiles", "50,101"], "from 0 to 100, got 101"),
+        (&["--percentile-metrics", "ttft,foo"], "got 'foo'"),
     ] {
         let error = run(&arguments(folder.path(), more)).await.unwrap_err().to_string();
         assert!(error.contains(part), "{more:?}: {error}");

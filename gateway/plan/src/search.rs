@@ -77,11 +77,8 @@ impl Fleet<'_> {
                 layout.gpus()
             ));
         }
-        if layout.data > 1 && !layout.expert {
-            return impossible("dp without ep is the same as more replicas: leave dp out".to_owned());
-        }
-        if layout.pipeline > self.shape.layers {
-            return impossible(format!("{} stages for {} layers", layout.pipeline, self.shape.layers));
+        if let Some(reason) = self.contradiction(layout) {
+            return impossible(reason);
         }
         let attempt = |replicas: u32| {
             bar.set_length(self.requests.len() as u64);
@@ -163,8 +160,24 @@ pub fn plan(args: &PlanArgs) -> Result<Vec<Answer>, PlanError> {
 }
 
 impl Fleet<'_> {
+    /// Why no server of this model has the layout, at any size.
+    fn contradiction(&self, layout: &Layout) -> Option<String> {
+        if layout.data > 1 && !layout.expert {
+            return Some("dp without ep is the same as more replicas: leave dp out".to_owned());
+        }
+        if layout.pipeline > self.shape.layers {
+            return Some(format!("{} stages for {} layers", layout.pipeline, self.shape.layers));
+        }
+        // Ranks need not have equally many heads, but one at least.
+        (layout.tensor > self.shape.query_heads)
+            .then(|| format!("{} ranks for {} query heads", layout.tensor, self.shape.query_heads))
+    }
+
     /// The verdict on as many replicas as `gpus` GPUs make.
-    fn exactly(&self, layout: &Layout, gpus: u32, bar: &ProgressBar) -> Result<Answer, PlanError> {
+    pub fn exactly(&self, layout: &Layout, gpus: u32, bar: &ProgressBar) -> Result<Answer, PlanError> {
+        if let Some(reason) = self.contradiction(layout) {
+            return Ok(Answer::Impossible { layout: *layout, reason });
+        }
         let replicas = gpus / layout.gpus();
         if replicas == 0 || !gpus.is_multiple_of(layout.gpus()) {
             let reason = format!("{gpus} GPUs are no whole number of replicas of {}", layout.gpus());

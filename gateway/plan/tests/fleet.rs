@@ -198,10 +198,19 @@ fn what_cannot_be_is_said() {
             ("tp=8", 4, "more than the 4 allowed"),
             ("dp=2", 8, "leave dp out"),
             ("pp=40", 64, "40 stages for 36 layers"),
+            ("tp=128", 128, "128 ranks for 64 query heads"),
         ] {
-            let answer = fleet.least(&layout.parse().unwrap(), max_gpus, &ProgressBar::hidden()).unwrap();
+            let layout = layout.parse().unwrap();
+            let answer = fleet.least(&layout, max_gpus, &ProgressBar::hidden()).unwrap();
             let Answer::Impossible { reason, .. } = answer else { panic!("{answer:?}") };
             assert!(reason.contains(part), "{reason}");
+            let answer = fleet.exactly(&layout, layout.gpus(), &ProgressBar::hidden()).unwrap();
+            let named = matches!(&answer, Answer::Impossible { reason, .. } if reason.contains(part));
+            assert_eq!(
+                named,
+                max_gpus >= layout.gpus(),
+                "the layout itself is checked for --gpus too: {answer:?}"
+            );
         }
     });
     let mut small = Case::new(vec![Request { arrival: 0, input: 10_000, output: 10 }]);

@@ -71,7 +71,10 @@ impl Terms {
                     .ok_or_else(|| {
                         ApiError::invalid(
                             "x-request-timeout",
-                            "x-request-timeout: expected a positive number of seconds",
+                            format!(
+                                "x-request-timeout: expected a positive number of seconds, got '{}'",
+                                String::from_utf8_lossy(value.as_bytes())
+                            ),
                         )
                     })?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -4,6 +4,9 @@ use super::BenchError;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
+/// What `--percentile-metrics` may name.
+const METRICS: [&str; 4] = ["ttft", "tpot", "itl", "e2el"];
+
 /// Which endpoint is driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
@@ -171,6 +174,15 @@ impl ServeBenchArgs {
         }
         if self.prefix_repetition_num_prefixes == 0 {
             return fail("expected --prefix-repetition-num-prefixes of at least 1, got 0".to_owned());
+        }
+        if let Some(wrong) = self.metric_percentiles.iter().find(|p| !(0.0..=100.0).contains(*p)) {
+            return fail(format!("expected --metric-percentiles from 0 to 100, got {wrong}"));
+        }
+        if let Some(wrong) = self.percentile_metrics.iter().find(|name| !METRICS.contains(&name.as_str())) {
+            return fail(format!(
+                "expected --percentile-metrics out of {}, got '{wrong}'",
+                METRICS.join(",")
+            ));
         }
         self.goodput_targets().map(|_| ())
     }

@@ -21,6 +21,7 @@ use server::Server;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Why a sweep did not run, or is not complete.
 #[derive(Debug, Error)]
@@ -53,6 +54,11 @@ pub enum SweepError {
         /// The settings that differ.
         differences: String,
     },
+    /// It was told to end.
+    #[error(
+        "told to end: a server that it had started was ended too; run the same command again to measure the rest"
+    )]
+    Interrupted,
     /// Some points failed.
     #[error(
         "{failed} of {total} points failed; the first error: {first}; run the same command again to repeat them"
@@ -105,8 +111,14 @@ pub async fn run(args: &SweepArgs) -> Result<Swept, SweepError> {
         total - todo,
         args.output.display()
     ));
+    let told_to_end = told_to_end();
+    tokio::pin!(told_to_end);
     for server in servers.iter().filter(|server| !server.points.is_empty()) {
-        sweep.on(server).await?;
+        tokio::select! {
+            measured = sweep.on(server) => measured?,
+            // What was measured is dropped, and its server with it.
+            () = &mut told_to_end => return Err(SweepError::Interrupted),
+        }
     }
     sweep.bars.1.finish_and_clear();
     let swept = sweep.swept;
@@ -118,6 +130,21 @@ pub async fn run(args: &SweepArgs) -> Result<Swept, SweepError> {
     match swept.errors.first() {
         Some(first) => Err(SweepError::Points { failed: swept.errors.len(), total, first: first.clone() }),
         None => Ok(swept),
+    }
+}
+
+/// Ends when this process is told to end. Without it the default would end the process at once, and leave the server.
+async fn told_to_end() {
+    let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    let [mut interrupt, mut terminate, mut hangup] = signals.map(|kind| signal(kind).ok());
+    let wait = async |signal: &mut Option<Signal>| match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    };
+    tokio::select! {
+        () = wait(&mut interrupt) => {}
+        () = wait(&mut terminate) => {}
+        () = wait(&mut hangup) => {}
     }
 }
 

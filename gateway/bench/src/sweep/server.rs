@@ -1,6 +1,7 @@
 //! A server of a sweep: started on a free port, waited for, and stopped.
 //!
-//! Invariant: the process ends with this value, whatever became of the sweep.
+//! Invariant: the process ends with this value, whatever became of the sweep; but for a sweep that is ended by SIGKILL, which
+//! leaves its server running.
 
 use super::SweepError;
 use crate::serve::{Client, ServeBenchArgs};
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to stop after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// The same, when a sweep breaks off.
+const DROP_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often a process is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -84,11 +87,15 @@ impl Server {
         lines[lines.len().saturating_sub(3)..].join(" / ")
     }
 
-    /// Asks it to stop, and waits.
-    pub async fn stop(mut self) {
+    fn tell_to_stop(&self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
         }
+    }
+
+    /// Asks it to stop, and waits.
+    pub async fn stop(mut self) {
+        self.tell_to_stop();
         let give_up = Instant::now() + STOP_TIMEOUT;
         while self.exited().is_none() && Instant::now() < give_up {
             tokio::time::sleep(POLL).await;
@@ -98,10 +105,17 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.exited().is_none() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+        if self.exited().is_some() {
+            return;
         }
+        // Only an orderly end removes the sockets of its processes.
+        self.tell_to_stop();
+        let give_up = Instant::now() + DROP_TIMEOUT;
+        while self.exited().is_none() && Instant::now() < give_up {
+            std::thread::sleep(POLL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
