@@ -140,6 +140,7 @@ int main(int argc, char** argv) {
   ok &= check(192, 96, 3, 0, 3, 20, 4, .02f, seed + 4);
   ok &= check(640, 352, 2, 0, 2, 60, 4, 1.7f, seed + 5);  // K of two whole chunks, and of one and a rest
   ok &= check(352, 960, 3, 0, 3, 13, 4, 1.7f, seed + 6);
+  ok &= check(64, 32, 3, 1, 2, 1101, 4, 1.7f, seed + 7);  // pairs of several blocks of the plan, no multiple of four
   std::printf(ok ? "all checks passed\n" : "FAILED\n");
   return !ok;
 }

@@ -64,6 +64,8 @@ extern "C" int gossamer_grouped_experts(const GossamerExpertsDesc* d, const Goss
   if (tactic != GOSSAMER_GROUPED_BF16 && !(fp8 && d->allow_fp8)) return GOSSAMER_BAD_TACTIC;
   if (d->hidden % 32 || d->intermediate % 32 || d->local_experts > kMaxExperts || d->activation != GOSSAMER_BF16) return GOSSAMER_BAD_SHAPE;
   if (!a->tokens) return GOSSAMER_OK;
+  const uint32_t pairs = a->tokens * d->top_k;
+  if (pairs >> log_copies(d->local_experts) >= 65536) return GOSSAMER_BAD_SHAPE;
   size_t needed;
   Plan plan = carve(*d, a->tokens, fp8, workspace, &needed);
   if (workspace_bytes < needed) return GOSSAMER_BAD_SHAPE;
@@ -75,8 +77,10 @@ extern "C" int gossamer_grouped_experts(const GossamerExpertsDesc* d, const Goss
     if (const int status = rows(a->gate_up, plan.gate_up_maxima, 2 * d->intermediate, d->hidden)) return status;
     if (const int status = rows(a->down, plan.down_maxima, d->hidden, d->intermediate)) return status;
   }
-  if (const int status = gossamer::launch(plan_kernel, 1, 1024, 0, stream, false, *d, *a, plan)) return status;
-  if (const int status = gossamer::launch(fp8 ? gather_e4m3_kernel : gather_kernel, a->tokens * d->top_k, 128, 0, stream, false, *d, *a, plan)) return status;
+  // Invariant: plan starts when everything before it in the stream is complete, an ordinary launch; gather
+  // may start early, and waits for plan, so for all before that.
+  if (const int status = gossamer::launch(plan_kernel, (pairs + kPlanThreads - 1) / kPlanThreads, kPlanThreads, 0, stream, false, *d, *a, plan)) return status;
+  if (const int status = gossamer::launch(fp8 ? gather_e4m3_kernel : gather_kernel, pairs, 128, 0, stream, true, *d, *a, plan)) return status;
   return fp8 ? products_fp8(*d, *a, plan, stream) : products_bf16(*d, *a, plan, stream);
 }
 

@@ -1,33 +1,91 @@
 // The small kernels before the grouped products: which tokens each expert gets, the tokens in that order (bf16, or quantised to
 // E4M3), and the largest scale of each row of weights.
 #pragma once
+#include "gossamer/ptx/sm90.cuh"
 #include "plan.cuh"
 
 namespace gossamer::grouped {
 namespace {
 
-__global__ void __launch_bounds__(1024) plan_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
-  __shared__ uint32_t counts[kMaxExperts], classes[kClasses];
-  const uint32_t pairs = a.tokens * d.top_k, e = threadIdx.x;
+// A block places kPlanThreads pairs. For that it counts all pairs, each block for itself: that takes less time than waiting for others.
+//
+// Counters are `copies` per expert, one for every lane or few lanes of a warp, since equal addresses in a warp are added one after
+// the other. A counter has the pairs before this block's in its upper half and all pairs in its lower half.
+// Invariant: pairs / copies < 2^16 (checked at launch).
+constexpr uint32_t kPlanThreads = 1024, kCounters = 8192, kAtOnce = 8;
+__host__ __device__ constexpr uint32_t log_copies(uint32_t experts) { return experts <= kCounters / 32 ? 5 : experts <= kCounters / 16 ? 4 : 3; }
+static_assert(kMaxExperts << log_copies(kMaxExperts) <= kCounters && kMaxExperts <= kPlanThreads);
+
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
+  __shared__ uint32_t counters[kCounters], places[kMaxExperts], sums[32], classes[kClasses];
+  ptx::launch_dependents();
+  const uint32_t pairs = a.tokens * d.top_k, e = threadIdx.x, lane = e % 32, own = blockIdx.x * kPlanThreads;
+  const uint32_t shift = log_copies(d.local_experts), copies = 1u << shift;
   const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
-  counts[e] = 0;
+  for (uint32_t i = e; i < kCounters; i += kPlanThreads) counters[i] = 0;
   if (e < kClasses) classes[e] = 0;
   __syncthreads();
-  for (uint32_t i = e; i < pairs; i += 1024) {
-    const uint32_t expert = ids[i] - d.first_expert;
-    if (expert < d.local_experts) atomicAdd(&counts[expert], 1u);
+  const bool aligned = a.expert_ids % 16 == 0;
+  for (uint32_t first = 4 * e; first < pairs; first += kAtOnce * 4 * kPlanThreads) {
+    uint4 four[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t at = first + i * 4 * kPlanThreads;
+      four[i] = make_uint4(~0u, ~0u, ~0u, ~0u);  // nobody's
+      if (aligned && at + 4 <= pairs) {
+        four[i] = *reinterpret_cast<const uint4*>(ids + at);
+      } else {
+        if (at < pairs) four[i].x = ids[at];
+        if (at + 1 < pairs) four[i].y = ids[at + 1];
+        if (at + 2 < pairs) four[i].z = ids[at + 2];
+        if (at + 3 < pairs) four[i].w = ids[at + 3];
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t one = first + i * 4 * kPlanThreads < own ? 0x10001u : 1u;  // `own` is a multiple of four
+      const uint32_t experts[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t expert = experts[j] - d.first_expert;
+        if (expert < d.local_experts) atomicAdd(&counters[(expert << shift) + (lane & (copies - 1))], one);
+      }
+    }
   }
   __syncthreads();
-  const uint32_t count = counts[e];
-  for (uint32_t step = 1; step < kMaxExperts; step *= 2) {  // inclusive prefix sums
-    __syncthreads();
-    const uint32_t below = e >= step ? counts[e - step] : 0;
-    __syncthreads();
-    counts[e] += below;
+  uint32_t count = 0, before = 0;
+  if (e < d.local_experts) {
+    for (uint32_t i = 0; i < copies; ++i) {
+      const uint32_t counter = counters[(e << shift) + ((i + e) & (copies - 1))];
+      count += counter & 0xFFFF, before += counter >> 16;
+    }
+  }
+  // Sums over the experts before.
+  uint32_t start = count;
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint32_t below = __shfl_up_sync(~0u, start, step);
+    if (lane >= step) start += below;
+  }
+  if (lane == 31) sums[e / 32] = start;
+  start -= count;
+  __syncthreads();
+  if (e < 32) {
+    uint32_t sum = sums[e];
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t below = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += below;
+    }
+    sums[e] = sum;
   }
   __syncthreads();
-  const uint32_t start = counts[e] - count;
-  if (e == kMaxExperts - 1) *p.total = counts[e];
+  if (e >= 32) start += sums[e / 32 - 1];
+  places[e] = start + before;
+  __syncthreads();
+  if (own + e < pairs) {
+    const uint32_t expert = ids[own + e] - d.first_expert;
+    if (expert < d.local_experts) p.pairs[atomicAdd(&places[expert], 1u)] = own + e;
+  }
+  if (blockIdx.x) return;
   if (count) {
     const uint32_t tiles = (count + p.most - 1) / p.most, width = ((count + tiles - 1) / tiles + 7) / 8 * 8;
     uint32_t c = 0;
@@ -35,19 +93,16 @@ __global__ void __launch_bounds__(1024) plan_kernel(GossamerExpertsDesc d, Gossa
     const uint32_t at = c * p.tiles_per_class + atomicAdd(&classes[c], tiles);
     for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width)};
   }
+  if (e == 0) *p.total = sums[31];
   __syncthreads();
   if (e < kClasses) p.tile_counts[e] = classes[e];
-  counts[e] = start;
-  __syncthreads();
-  for (uint32_t i = e; i < pairs; i += 1024) {
-    const uint32_t expert = ids[i] - d.first_expert;
-    if (expert < d.local_experts) p.pairs[atomicAdd(&counts[expert], 1u)] = i;
-  }
 }
 
-// One block per sorted row, and per row of an expert held elsewhere, whose output is zero.
+// One block per sorted row, and per row of an expert held elsewhere, whose output is zero. Its blocks may be there before the plan is.
 __global__ void gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
   const uint32_t row = blockIdx.x, chunks = d.hidden / 8;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
   const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
   if (ids[row] - d.first_expert >= d.local_experts) {
     uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * chunks;
@@ -63,6 +118,8 @@ __global__ void gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan
 __global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
   __shared__ float tops[4];
   const uint32_t row = blockIdx.x, groups = d.hidden / 16;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
   const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
   if (ids[row] - d.first_expert >= d.local_experts) {
     uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * (d.hidden / 8);
