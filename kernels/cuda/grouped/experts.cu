@@ -6,8 +6,9 @@
 namespace gossamer::grouped {
 namespace {
 
-// Tiles of one width at most: one for every `most` tokens, and one more per expert.
-inline uint32_t most_tiles(const GossamerExpertsDesc& d, uint32_t tokens, uint32_t most) { return tokens * d.top_k / most + d.local_experts + 1; }
+// Tiles of one width at most. A tile's largest width is at least 32, or the number of tokens, when an expert has one tile. Invariant:
+// never falls as tokens rise, so that a workspace for many serves fewer.
+inline uint32_t most_tiles(const GossamerExpertsDesc& d, uint32_t tokens) { return tokens * d.top_k / 32 + d.local_experts + 1; }
 
 int maxima(const void* packed, uint8_t* out, uint32_t matrices, uint32_t rows, uint32_t k, cudaStream_t stream) {
   const uint32_t strips = matrices * (rows / 16);
@@ -26,10 +27,12 @@ Plan carve(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8, void* worksp
     return here;
   };
   Plan plan = {};
-  plan.most = width_of(classes_of(fp8) - 1);
+  plan.classes = classes_for(d, tokens, fp8);
+  for (uint32_t c = 0; c < kClasses; ++c)
+    if (plan.classes >> c & 1) plan.most = width_of(c);
   plan.total = reinterpret_cast<uint32_t*>(take(4));
   plan.tile_counts = reinterpret_cast<uint32_t*>(take(kClasses * 4));
-  plan.tiles_per_class = most_tiles(d, tokens, plan.most);
+  plan.tiles_per_class = most_tiles(d, tokens);
   plan.tiles = reinterpret_cast<TokenTile*>(take(kClasses * plan.tiles_per_class * sizeof(TokenTile)));
   plan.pairs = reinterpret_cast<uint32_t*>(take(pairs * 4));
   plan.x = take(pairs * d.hidden * (fp8 ? 1 : 2));
@@ -77,8 +80,8 @@ extern "C" int gossamer_grouped_experts(const GossamerExpertsDesc* d, const Goss
     if (const int status = rows(a->gate_up, plan.gate_up_maxima, 2 * d->intermediate, d->hidden)) return status;
     if (const int status = rows(a->down, plan.down_maxima, d->hidden, d->intermediate)) return status;
   }
-  // Invariant: plan starts when everything before it in the stream is complete, an ordinary launch; gather
-  // may start early, and waits for plan, so for all before that.
+  // Invariant: plan starts when everything before it in the stream is complete, an ordinary launch; gather and the first product
+  // may start early, and each waits for the one before it, so for all before that.
   if (const int status = gossamer::launch(plan_kernel, (pairs + kPlanThreads - 1) / kPlanThreads, kPlanThreads, 0, stream, false, *d, *a, plan)) return status;
   if (const int status = gossamer::launch(fp8 ? gather_e4m3_kernel : gather_kernel, pairs, 128, 0, stream, true, *d, *a, plan)) return status;
   return fp8 ? products_fp8(*d, *a, plan, stream) : products_bf16(*d, *a, plan, stream);

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc 
   if (count) {
     const uint32_t tiles = (count + p.most - 1) / p.most, width = ((count + tiles - 1) / tiles + 7) / 8 * 8;
     uint32_t c = 0;
-    while (width_of(c) < width) ++c;
+    while (width_of(c) < width || !(p.classes >> c & 1)) ++c;
     const uint32_t at = c * p.tiles_per_class + atomicAdd(&classes[c], tiles);
     for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width)};
   }

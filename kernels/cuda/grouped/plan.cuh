@@ -1,14 +1,19 @@
 // Which tokens each expert gets, cut into tiles.
 //
-// (token, choice) pairs are sorted by expert. An expert's pairs become as few tiles as the type's largest width allows, of equal
+// (token, choice) pairs are sorted by expert. An expert's pairs become as few tiles as the largest width allows, of equal
 // width: a narrow rest would read all weights for few tokens. There is one list of tiles per width, because there is one kernel
 // per width, and an expert's tiles stand side by side in it, so that they share weights in the cache. The order of pairs inside an expert is not
 // fixed; no result depends on it.
+//
+// Which widths there are at all depends on the number of tokens: a launch that finds nothing to do costs time too. Widths near the
+// tokens that an expert gets on average are all there, others in coarse steps.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
+
+#include <algorithm>
 
 #include "gossamer/grouped.h"
 #include "gossamer/mxfp4.cuh"
@@ -29,6 +34,24 @@ constexpr uint32_t kMaxWidth = width_of(kClasses - 1);
 // than 256 tokens with 128 rows.
 __host__ __device__ constexpr uint32_t classes_of(bool fp8) { return fp8 ? kClasses : kClasses - 1; }
 
+// Tokens of an expert's tile, on average.
+inline uint32_t mean_of(const GossamerExpertsDesc& d, uint32_t tokens) { return (tokens * d.top_k + d.experts - 1) / d.experts; }
+// A bit per class that tiles may have. Invariant: depends on the description and the number of tokens alone, as the sequence of launches
+// does, so that a captured graph serves every routing.
+inline uint32_t classes_for(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8) {
+  // More tokens than the widest tile has become several tiles of about half that width and more, hence the 128.
+  const uint32_t mean = mean_of(d, tokens), needed = std::min(tokens, std::max(4 * mean, 32u));  // more tokens than that: several tiles
+  uint32_t widest = 0;
+  while (widest + 1 < classes_of(fp8) && width_of(widest) < needed) ++widest;
+  uint32_t classes = 1u << widest;
+  for (uint32_t c = 0; c < widest; ++c) {
+    const uint32_t width = width_of(c);
+    const bool power = (width & (width - 1)) == 0, near = 2 * width >= std::min(mean, 128u) && width <= 2 * mean;
+    if (near || (power && 8 * width >= mean) || width == 192) classes |= 1u << c;
+  }
+  return classes;
+}
+
 struct TokenTile {
   uint32_t expert;  // local
   uint32_t first;   // row in the sorted order
@@ -40,7 +63,8 @@ struct Plan {
   uint32_t* tile_counts;  // [kClasses]
   TokenTile* tiles;       // [kClasses][tiles_per_class]
   uint32_t tiles_per_class;
-  uint32_t most;          // tokens of a tile
+  uint32_t classes;       // those that tiles may have, a bit each
+  uint32_t most;          // tokens of a tile: the widest of them
   uint32_t* pairs;        // [tokens * top_k]: token * top_k + choice
   void* x;                // [tokens * top_k, hidden], sorted, bf16 or E4M3
   void* inner;            // [tokens * top_k, intermediate], sorted, likewise

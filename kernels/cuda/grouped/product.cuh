@@ -12,7 +12,13 @@
 // only where sums need their registers.
 //
 // One kernel per width (two in one function exceed what the assembler keeps in registers). The widths of one product depend on
-// nothing of each other: each lets the next one's blocks start where its own have left the multiprocessor.
+// nothing of each other: each lets the next one's blocks start where its own have left the multiprocessor. The width that most tiles
+// are likely to have comes first, so that launches that find nothing to do hide behind its work.
+//
+// Invariant: the first kernel of a product lets the next start only after its own inputs are complete (gate_up: it waits for gather;
+// down: an ordinary launch), and every later one starts after the one before has started: so they have their inputs without waiting.
+// As they do not wait, the end of the last one alone says nothing about the others: what comes after a product is launched the
+// ordinary way, behind everything.
 //
 // Order of K for E4M3: a fragment register wants four neighbouring columns, and a lane of `mxfp4-sm90-v2` holds columns 2t, 2t+1,
 // 2t+8, 2t+9 of a k16 step. A product does not care for the order of K as long as both operands agree, so the tokens are written
@@ -75,6 +81,7 @@ struct Product {
   const uint8_t* maxima;      // E4M3: [experts, rows] largest scale of a row, in the layout's row order
   const float* token_scales;  // E4M3 gate_up: per row of the sorted order
   uint32_t strips, k_tiles, rounds, out_columns;
+  bool first;  // of the product's kernels
   float limit, alpha;
   // Work `i`: a tile of tokens and a round of its rows.
   __device__ __forceinline__ const TokenTile& tile_of(uint32_t i) const { return tiles[i / rounds]; }
@@ -299,7 +306,7 @@ template <bool kFp8, bool kGateUp, int kWidth>
 __global__ void __launch_bounds__(Shape<kFp8, kWidth>::kThreads, 1) product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ Product p) {
   using S = Shape<kFp8, kWidth>;
   const Shared<kFp8, kWidth> shared(ptx::dynamic_shared());
-  // The first kernel of a product starts when its inputs are complete, and the others only after it has started: no wait here.
+  if (p.first) ptx::dependency_wait();
   ptx::launch_dependents();
   const uint32_t total = *p.tile_count * p.rounds;
   if (blockIdx.x >= total) return;
@@ -340,10 +347,9 @@ __global__ void __launch_bounds__(Shape<kFp8, kWidth>::kThreads, 1) product_kern
 }
 
 template <bool kFp8, bool kGateUp, int kClass>
-int launch_width(const Product& product, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, int widest, cudaStream_t stream) {
+int launch_width(const Product& product, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, bool first, cudaStream_t stream) {
   constexpr int kWidth = width_of(kClass);
   using S = Shape<kFp8, kWidth>;
-  if (widest < kClass) return GOSSAMER_OK;
   CUtensorMap map;
   if (!ptx::make_tensor_map(&map, kFp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, S::kElement, tokens, rows, k, kWidth, kFp8 ? kK : 2 * kK))
     return GOSSAMER_BAD_SHAPE;
@@ -351,18 +357,26 @@ int launch_width(const Product& product, const Plan& plan, const void* tokens, u
   p.tiles = plan.tiles + kClass * plan.tiles_per_class;
   p.tile_count = plan.tile_counts + kClass;
   p.rounds = (p.strips + S::kWarps - 1) / S::kWarps;
-  return launch(product_kernel<kFp8, kGateUp, kWidth>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, kClass != widest, map, p);
+  p.first = first;
+  return launch(product_kernel<kFp8, kGateUp, kWidth>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, kGateUp || !first, map, p);
 }
 
-// From the widest down. No expert has more tokens than there are, so the widest are left out for few.
+// All widths of the plan, from the likeliest on. `mean`: tokens of an expert.
 template <bool kFp8, bool kGateUp, int... kClass>
-int launch_widths(std::integer_sequence<int, kClass...>, const Product& p, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, uint32_t count, cudaStream_t stream) {
-  constexpr int kMost = sizeof...(kClass) - 1;
-  int widest = 0;
-  while (widest < kMost && width_of(widest) < count) ++widest;
-  int status = GOSSAMER_OK;
-  (void)((status = launch_width<kFp8, kGateUp, kMost - kClass>(p, plan, tokens, rows, k, widest, stream), status == GOSSAMER_OK) && ...);
-  return status;
+int launch_widths(std::integer_sequence<int, kClass...>, const Product& p, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, uint32_t mean, cudaStream_t stream) {
+  constexpr decltype(&launch_width<kFp8, kGateUp, 0>) kLaunches[] = {launch_width<kFp8, kGateUp, kClass>...};
+  const uint32_t tiles = (mean + plan.most - 1) / plan.most, likely = (mean + tiles - 1) / tiles + 8;  // half of all experts get more than the mean
+  const auto distance = [&](uint32_t c) { return width_of(c) > likely ? width_of(c) - likely : likely - width_of(c); };
+  bool first = true;
+  for (uint32_t left = plan.classes; left;) {
+    uint32_t next = kClasses;
+    for (uint32_t c = 0; c < sizeof...(kClass); ++c)
+      if ((left >> c & 1) && (next == kClasses || distance(c) < distance(next))) next = c;
+    if (const int status = kLaunches[next](p, plan, tokens, rows, k, first, stream)) return status;
+    first = false;
+    left &= ~(1u << next);
+  }
+  return GOSSAMER_OK;
 }
 template <bool kFp8>
 using Classes = std::make_integer_sequence<int, static_cast<int>(classes_of(kFp8))>;
@@ -383,7 +397,7 @@ int product(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Pl
   p.out_columns = kGateUp ? d.intermediate : d.hidden;
   p.limit = d.limit;
   p.alpha = d.alpha;
-  return launch_widths<kFp8, kGateUp>(Classes<kFp8>{}, p, plan, kGateUp ? plan.x : plan.inner, static_cast<uint64_t>(a.tokens) * d.top_k, k, a.tokens, stream);
+  return launch_widths<kFp8, kGateUp>(Classes<kFp8>{}, p, plan, kGateUp ? plan.x : plan.inner, static_cast<uint64_t>(a.tokens) * d.top_k, k, mean_of(d, a.tokens), stream);
 }
 
 template <bool kFp8, bool kGateUp, int... kClass>
