@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gossamer/ptx/sm90.cuh"
+
 namespace gossamer::mxfp4 {
 
 constexpr int kTileRows = 16;
@@ -55,7 +57,7 @@ __host__ __device__ inline uint32_t pick(const uint32_t* words, int step, int re
 }
 
 __device__ __forceinline__ uint32_t turn_left(uint32_t word, int bits) { return word << bits | word >> (32 - bits); }
-__device__ __forceinline__ uint32_t join(uint32_t even, uint32_t odd) { return (even & kOfEven) | ((odd << 2) & ~kOfEven); }
+__device__ __forceinline__ uint32_t join(uint32_t even, uint32_t odd) { return ptx::choose_bits(kOfEven, even, odd << 2); }
 
 // Two words of codes -> the A-fragment registers of two k16 steps as bf16 pairs, each `value * 2^-126`.
 __device__ __forceinline__ void codes_to_bf16(uint32_t even, uint32_t odd, uint32_t (&a)[4], uint32_t (&b)[4]) {

@@ -186,6 +186,18 @@ __device__ __forceinline__ uint32_t merge_bits(uint32_t a, uint32_t b, uint32_t 
   asm("lop3.b32 %0, %1, %2, %3, 0xF8;" : "=r"(v) : "r"(a), "r"(b), "r"(mask));
   return v;
 }
+// The bits of `a` where `mask` is set, else those of `b`, as one instruction.
+__device__ __forceinline__ uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(v) : "r"(mask), "r"(a), "r"(b));
+  return v;
+}
+// The upper word of a product: a shift to the right on the multipliers where `b` is a power of two that the compiler does not see.
+__device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) {
+  uint32_t v;
+  asm("mul.hi.u32 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+  return v;
+}
 
 // --- registers of a warpgroup's threads ----------------------------------------------------------------------------------
 template <int kCount>
