@@ -37,12 +37,10 @@ struct Layer {
         gate_up_maxima(static_cast<size_t>(local) * 2 * intermediate),
         down_maxima(static_cast<size_t>(local) * hidden),
         spread(scale_spread) {
-    fill(gate_up, 2 * intermediate, hidden, true, seed);
-    fill(down, hidden, intermediate, false, seed + 1);
+    fill(gate_up, gate_up_maxima, 2 * intermediate, hidden, true, seed);
+    fill(down, down_maxima, hidden, intermediate, false, seed + 1);
     fill_bf16(gate_up_bias.p, gate_up_bias.n, 0.1f, seed + 2);
     fill_bf16(down_bias.p, down_bias.n, 0.1f, seed + 3);
-    REQUIRE_OK(gossamer_grouped_maxima(gate_up.p, gate_up_maxima.p, local, 2 * intermediate, hidden, 0));
-    REQUIRE_OK(gossamer_grouped_maxima(down.p, down_maxima.p, local, hidden, intermediate, 0));
   }
   GossamerExpertsArgs args(const void* x, const uint32_t* ids, void* out, uint32_t tokens, bool maxima) const {
     const auto address = [](const void* p) { return reinterpret_cast<uint64_t>(p); };
@@ -53,13 +51,18 @@ struct Layer {
             address(out),
             tokens};
   }
-  void fill(Device<uint8_t>& packed, uint32_t rows, uint32_t k, bool interleaved, uint32_t seed) {
+  void fill(Device<uint8_t>& packed, Device<uint8_t>& maxima, uint32_t rows, uint32_t k, bool interleaved, uint32_t seed) {
     Device<uint8_t> blocks(static_cast<size_t>(d.local_experts) * rows * k / 2), scales(static_cast<size_t>(d.local_experts) * rows * k / 32);
     fill_random(blocks.p, blocks.n, seed);
     scales_kernel<<<1024, 256>>>(scales.p, scales.n, seed, spread);
     GossamerRepackArgs r = {blocks.p, scales.p, packed.p, nullptr, static_cast<int>(d.local_experts), static_cast<int>(rows), static_cast<int>(k), interleaved, 0, 0};
     REQUIRE_OK(gossamer_repack_mxfp4(&r, 0));
+    r.packed = maxima.p;
+    REQUIRE_OK(gossamer_repack_mxfp4_maxima(&r, 0));
+    Device<uint8_t> again(maxima.n);
+    REQUIRE_OK(gossamer_grouped_maxima(packed.p, again.p, d.local_experts, rows, k, 0));
     CHECK(cudaDeviceSynchronize());
+    expect("largest scales of rows out of the checkpoint's are those of the tiles", maxima.get() == again.get());
   }
   std::vector<float> matrix(const Device<uint8_t>& packed, int expert, int rows, int k, bool interleaved) const {
     Device<float> out(static_cast<size_t>(rows) * k);

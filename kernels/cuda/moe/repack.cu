@@ -1,5 +1,5 @@
 // archs: 80 90a 100a
-// Repacking of MXFP4 expert matrices from the checkpoint's layout to `mxfp4-sm90-v2`, and back.
+// Repacking of MXFP4 expert matrices from the checkpoint's layout to `mxfp4-sm90-v2` (and `-maxima`), and back.
 // One thread makes the 16 code bytes of one lane of one tile. Slice-aware: `experts` matrices from `blocks` on, rows and
 // K as held by this rank (the caller points into the checkpoint slice; strides are those of a dense slice).
 #include <cuda_runtime.h>
@@ -46,6 +46,19 @@ __global__ void repack_kernel(GossamerRepackArgs p) {
   if (sc > 128 && p.large_scales) atomicAdd(p.large_scales, 1u);
 }
 
+// `mxfp4-sm90-v2-maxima`: a warp per row.
+__global__ void maxima_kernel(GossamerRepackArgs p) {
+  const size_t row = static_cast<size_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= static_cast<size_t>(p.experts) * p.rows) return;
+  const size_t e = row / p.rows, row_scales = p.row_stride_scales ? p.row_stride_scales : p.k / 32;
+  const int r = static_cast<int>(row % p.rows);
+  const uint8_t* scales = static_cast<const uint8_t*>(p.scales) + (e * p.rows + mxfp4::source_row(r / 16, r % 16, p.interleaved)) * row_scales;
+  unsigned top = 0;
+  for (int i = threadIdx.x % 32; i < p.k / 32; i += 32) top = max(top, static_cast<unsigned>(scales[i]));
+  top = __reduce_max_sync(~0u, top);
+  if (threadIdx.x % 32 == 0) static_cast<uint8_t*>(p.packed)[row] = static_cast<uint8_t>(top);
+}
+
 __global__ void unpack_kernel(GossamerUnpackArgs p) {
   const int strips = p.rows / 16, kt = mxfp4::tiles_of(p.k);
   const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -66,6 +79,13 @@ extern "C" int gossamer_repack_mxfp4(const GossamerRepackArgs* p, cudaStream_t s
   if (p->rows <= 0 || p->rows % 16 || p->k <= 0 || p->k % 32 || p->experts <= 0) return GOSSAMER_BAD_SHAPE;
   const size_t tiles = static_cast<size_t>(p->experts) * (p->rows / 16) * gossamer::mxfp4::tiles_of(p->k);
   repack_kernel<<<static_cast<unsigned>((tiles + 7) / 8), 256, 0, stream>>>(*p);
+  return cudaGetLastError() == cudaSuccess ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
+}
+
+extern "C" int gossamer_repack_mxfp4_maxima(const GossamerRepackArgs* p, cudaStream_t stream) {
+  if (p->rows <= 0 || p->rows % 16 || p->k <= 0 || p->k % 32 || p->experts <= 0) return GOSSAMER_BAD_SHAPE;
+  const size_t rows = static_cast<size_t>(p->experts) * p->rows;
+  maxima_kernel<<<static_cast<unsigned>((rows + 7) / 8), 256, 0, stream>>>(*p);
   return cudaGetLastError() == cudaSuccess ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
 }
 

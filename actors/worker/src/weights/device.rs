@@ -24,6 +24,8 @@ const MOST_THREADS: usize = 12;
 
 /// Layout of expert weights on a device, specified in `kernels/LAYOUTS.md`.
 pub const PACKED: &str = "mxfp4-sm90-v2";
+/// Layout of what goes in the place of such weights' scales, which are inside them.
+const MAXIMA: &str = "mxfp4-sm90-v2-maxima";
 
 enum Source {
     Checkpoint(checkpoint::Located),
@@ -58,14 +60,16 @@ struct Matrix {
     ids: ExpertWeightIds,
     source: RepackSource,
     bytes: u64,
+    /// Of the rows' largest scales; 0 where no backend makes them, and kernels find them at each launch.
+    maxima_bytes: u64,
 }
 
 /// One piece of work.
 enum Job {
     /// Bytes that stay as they are.
     Copy { id: WeightId, offset: u64, bytes: u64, to: u64 },
-    /// Some experts of a matrix.
-    Repack { matrix: Matrix, first: u32, count: u32, to: u64 },
+    /// Some experts of a matrix; `maxima`: where their rows' largest scales go, if anywhere.
+    Repack { matrix: Matrix, first: u32, count: u32, to: u64, maxima: Option<u64> },
 }
 
 impl Job {
@@ -135,8 +139,13 @@ impl Plan {
                 return Err(WeightsError::Layout { tensor: weight.name.clone(), layout: layout.0 });
             };
             plan.backend = backend;
-            plan.matrices.push(Matrix { ids, source, bytes });
+            let maxima = Layout(MAXIMA.to_owned());
+            let maxima_bytes = backends.list()[backend].packed_size(&maxima, &source).unwrap_or(0);
+            plan.matrices.push(Matrix { ids, source, bytes, maxima_bytes });
             plan.place(ids.blocks, bytes, true);
+            if maxima_bytes > 0 {
+                plan.place(ids.scales, maxima_bytes, true);
+            }
             placed[ids.blocks.0 as usize] = true;
             placed[ids.scales.0 as usize] = true;
         }
@@ -176,13 +185,18 @@ impl Plan {
             let one = code_bytes(&matrix.source) + scale_bytes(&matrix.source);
             let at_once = (PIECE / one.max(1)).clamp(1, experts.into()) as u32;
             let packed = matrix.bytes / u64::from(experts);
+            let maxima = self.offsets[matrix.ids.scales.0 as usize];
+            let maxima_packed = matrix.maxima_bytes / u64::from(experts);
             for first in (0..experts).step_by(at_once as usize) {
                 let count = at_once.min(experts - first);
                 let to = base + offset + u64::from(first) * packed;
-                jobs.push(Job::Repack { matrix: *matrix, first, count, to });
+                let maxima = maxima.map(|offset| base + offset + u64::from(first) * maxima_packed);
+                jobs.push(Job::Repack { matrix: *matrix, first, count, to, maxima });
             }
         }
-        let is_packed = |id: WeightId| self.matrices.iter().any(|matrix| matrix.ids.blocks == id);
+        let is_packed = |id: WeightId| {
+            self.matrices.iter().any(|matrix| matrix.ids.blocks == id || matrix.ids.scales == id)
+        };
         for (index, weight) in graph.weights.iter().enumerate() {
             let id = WeightId(index as u32);
             let Some(place) = self.offsets[index].filter(|_| !is_packed(id)) else { continue };
@@ -256,7 +270,7 @@ impl Loader<'_> {
                 // SAFETY: the target is inside the weights' buffer; the slot is not touched before its event.
                 Ok(unsafe { stream.upload(*to, &slot.pinned, *bytes as usize) }?)
             }
-            Job::Repack { matrix, first, count, to } => {
+            Job::Repack { matrix, first, count, to, maxima } => {
                 let (codes, scales) = (code_bytes(&matrix.source), scale_bytes(&matrix.source));
                 let (first, many) = (u64::from(*first), u64::from(*count));
                 let scales_at = (many * codes).next_multiple_of(ALIGN);
@@ -269,11 +283,14 @@ impl Loader<'_> {
                 let data = slot.staging.address();
                 let source =
                     RepackSource { data, scales: data + scales_at, experts: *count, ..matrix.source };
-                // SAFETY: both parts were staged for `count` experts; the target has room for them; the slot is not touched
+                // SAFETY: both parts were staged for `count` experts; the targets have room for them; the slot is not touched
                 // before its event.
                 unsafe {
                     stream.upload(data, &slot.pinned, end)?;
                     self.backend.repack(&Layout(PACKED.to_owned()), &source, *to, stream.raw())?;
+                    if let Some(maxima) = maxima {
+                        self.backend.repack(&Layout(MAXIMA.to_owned()), &source, *maxima, stream.raw())?;
+                    }
                 }
                 Ok(())
             }

@@ -53,5 +53,6 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn gossamer_portable_sample_workspace(rows: u32) -> usize;
     pub fn gossamer_repack_mxfp4(args: *const RepackArgs, stream: u64) -> c_int;
+    pub fn gossamer_repack_mxfp4_maxima(args: *const RepackArgs, stream: u64) -> c_int;
     pub fn gossamer_op_sizes(out: *mut u32);
 }

@@ -14,6 +14,8 @@ use std::ffi::{c_int, c_void};
 
 /// The packed layout, specified in `kernels/LAYOUTS.md`.
 pub const PACKED: &str = "mxfp4-sm90-v2";
+/// The largest scale of each row of such a matrix, likewise.
+pub const MAXIMA: &str = "mxfp4-sm90-v2-maxima";
 /// Tactics of the experts: weights as in the checkpoint, and packed.
 const CHECKPOINT_TACTIC: u32 = 0;
 const PACKED_TACTIC: u32 = 1;
@@ -173,13 +175,15 @@ impl KernelBackend for CudaFallback {
 
     fn packed_size(&self, layout: &Layout, source: &RepackSource) -> Option<u64> {
         let ((_, rows), (_, columns)) = (source.row_range, source.column_range);
-        (layout.0 == PACKED
-            && source.dtype == DType::MXFP4
-            && rows.is_multiple_of(16)
-            && columns.is_multiple_of(32))
-        .then(|| {
-            u64::from(source.experts) * u64::from(rows / 16) * u64::from(columns.div_ceil(64)) * TILE_BYTES
-        })
+        if source.dtype != DType::MXFP4 || !rows.is_multiple_of(16) || !columns.is_multiple_of(32) {
+            return None;
+        }
+        let experts = u64::from(source.experts);
+        match layout.0.as_str() {
+            PACKED => Some(experts * u64::from(rows / 16) * u64::from(columns.div_ceil(64)) * TILE_BYTES),
+            MAXIMA => Some(experts * u64::from(rows)),
+            _ => None,
+        }
     }
 
     unsafe fn repack(
@@ -213,7 +217,12 @@ impl KernelBackend for CudaFallback {
             row_stride_scales: scales as usize,
         };
         // SAFETY: addresses are valid by this function's contract; the kernel checks the shape.
-        failed("repack", unsafe { ffi::gossamer_repack_mxfp4(&args, stream) })
+        failed("repack", unsafe {
+            match layout.0 == MAXIMA {
+                true => ffi::gossamer_repack_mxfp4_maxima(&args, stream),
+                false => ffi::gossamer_repack_mxfp4(&args, stream),
+            }
+        })
     }
 
     fn prepare(&self, _desc: &OpDesc, _tactic: u32) -> Result<(), BackendError> {

@@ -17,8 +17,8 @@ enum {
 size_t gossamer_grouped_workspace(const GossamerExpertsDesc*, unsigned tokens, int tactic);
 int gossamer_grouped_experts(const GossamerExpertsDesc*, const GossamerExpertsArgs*, int tactic, void* workspace, size_t workspace_bytes,
                              cudaStream_t);
-// Largest scale of each row, u8 [matrices, rows] in the layout's row order, of matrices in layout mxfp4-sm90-v2. The FP8 tactic
-// reads it from `GossamerExpertWeights.scales`; where that is 0 it is found anew at each launch (a 17th of the weights is read).
+// `mxfp4-sm90-v2-maxima` out of matrices in layout mxfp4-sm90-v2. The FP8 tactic reads it from `GossamerExpertWeights.scales`, where
+// the loader puts it (gossamer_repack_mxfp4_maxima); where that is 0 it is found anew at each launch (a 17th of the weights is read).
 int gossamer_grouped_maxima(const void* packed, void* out, int matrices, int rows, int k, cudaStream_t);
 // Sets shared-memory limits; not during capture.
 int gossamer_grouped_prepare(void);

@@ -40,6 +40,8 @@ typedef struct {
   size_t row_stride_scales;  // the same of `scales`; 0: k / 32
 } GossamerRepackArgs;
 int gossamer_repack_mxfp4(const GossamerRepackArgs* args, cudaStream_t stream);
+// `scales` alone -> `mxfp4-sm90-v2-maxima`, u8 [experts, rows] in the strips' row order, to `packed`.
+int gossamer_repack_mxfp4_maxima(const GossamerRepackArgs* args, cudaStream_t stream);
 
 // One expert of `mxfp4-sm90-v2` -> float [rows, k] in checkpoint row order.
 typedef struct {
