@@ -54,19 +54,14 @@ __device__ __forceinline__ void fill_table(uint8_t* table, int threads) {
 // 2^(m - 133) for a row whose largest scale is m.
 __device__ __forceinline__ float row_scale(uint32_t m) { return __uint_as_float((m > 6 ? m - 6 : 0) << 23); }
 
-// Shifts as multiplications: to the right by 2, 4 and 16 bits (the product's upper word), to the left by 3. They come with the launch's
-// parameters, so that the compiler does not turn them back.
-struct Shifts {
-  uint32_t right2 = 1u << 30, right4 = 1u << 28, right16 = 1u << 16, left3 = 8;
-};
-
 // The tables of rows g and g + 8 for one half of a tile. `distances`: row maximum minus scale, a byte as in the layout.
+// `eight` comes with the launch's parameters, so that the compiler does not make a shift of it.
 struct Tables {
   uint2 low, high;
   template <int kHalf>
-  __device__ __forceinline__ void load(uint32_t table, uint32_t distances, const Shifts& shifts) {
-    low = ptx::load_shared_pair(table + __byte_perm(distances, 0, 0x4440 + kHalf) * shifts.left3);
-    high = ptx::load_shared_pair(table + __byte_perm(distances, 0, 0x4442 + kHalf) * shifts.left3);
+  __device__ __forceinline__ void load(uint32_t table, uint32_t distances, uint32_t eight) {
+    low = ptx::load_shared_pair(table + __byte_perm(distances, 0, 0x4440 + kHalf) * eight);
+    high = ptx::load_shared_pair(table + __byte_perm(distances, 0, 0x4442 + kHalf) * eight);
   }
 };
 
@@ -74,21 +69,20 @@ struct Tables {
 // are registers 2 and 0 of `mxfp4.cuh`, those of row g + 8 registers 3 and 1.
 //
 // A row's eight codes of both words come as nibbles into one word that picks from the table, the even word's in its low half. What
-// bounds this is the pipe of logic, shifts and byte permutations, of which a warp gets one instruction in two cycles; so
-// shifts are multiplications (those to the left by the compiler).
+// bounds this is the pipe of logic, shifts and byte permutations, of which a warp gets one instruction in two cycles.
 template <int kHalf>
-__device__ __forceinline__ void decode_e4m3(const Piece& p, const Tables& t, const Shifts& shifts, uint32_t (&a)[4]) {
+__device__ __forceinline__ void decode_e4m3(const Piece& p, const Tables& t, uint32_t (&a)[4]) {
   constexpr uint32_t kCodes = 0x77777777u, kSignUpper = 0x80008000u, kSignLower = 0x00800080u, kUpper = 0xF000F000u;
-  const uint32_t even = p.word<kHalf>(0), odd = p.word<kHalf>(1), both = mxfp4::join(even, odd), lowered = ptx::multiply_high(both, shifts.right2);
+  const uint32_t even = p.word<kHalf>(0), odd = p.word<kHalf>(1), both = mxfp4::join(even, odd), lowered = (both >> 2);
   // Registers 0 and 2: side by side in bytes 1 and 3 after a shift.
   const uint32_t low = ptx::pick_bytes(even << 6, odd << 6, 0x7531) & kCodes;
-  a[0] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.low.x, t.low.y, low), even, kSignUpper), ptx::multiply_high(even, shifts.right4), kSignLower);
-  a[2] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.low.x, t.low.y, ptx::multiply_high(low, shifts.right16)), odd, kSignUpper), ptx::multiply_high(odd, shifts.right4), kSignLower);
+  a[0] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.low.x, t.low.y, low), even, kSignUpper), (even >> 4), kSignLower);
+  a[2] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.low.x, t.low.y, (low >> 16)), odd, kSignUpper), (odd >> 4), kSignLower);
   // Registers 1 are in the upper halves of bytes 3 and 1; registers 3 come beside them.
   const uint32_t of_even = ptx::choose_bits(kUpper, even, mxfp4::turn_left(both, 24)), of_odd = ptx::choose_bits(kUpper, odd, lowered);
   const uint32_t high = ptx::pick_bytes(of_even, of_odd, 0x5713) & kCodes;
   a[1] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.high.x, t.high.y, high), even << 10, kSignUpper), lowered, kSignLower);
-  a[3] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.high.x, t.high.y, ptx::multiply_high(high, shifts.right16)), odd << 10, kSignUpper), both << 4, kSignLower);
+  a[3] = ptx::merge_bits(ptx::merge_bits(ptx::pick_bytes(t.high.x, t.high.y, (high >> 16)), odd << 10, kSignUpper), both << 4, kSignLower);
 }
 
 }  // namespace

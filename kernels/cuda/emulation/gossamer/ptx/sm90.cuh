@@ -133,7 +133,6 @@ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
 }
 inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
 inline uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
-inline uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline uint32_t merge_bits(uint32_t a, uint32_t b, uint32_t mask) { return a | (b & mask); }
 template <int>
 void give_registers() {}

@@ -192,12 +192,6 @@ __device__ __forceinline__ uint32_t choose_bits(uint32_t mask, uint32_t a, uint3
   asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(v) : "r"(mask), "r"(a), "r"(b));
   return v;
 }
-// The upper word of a product: a shift to the right on the multipliers where `b` is a power of two that the compiler does not see.
-__device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) {
-  uint32_t v;
-  asm("mul.hi.u32 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-  return v;
-}
 
 // --- registers of a warpgroup's threads ----------------------------------------------------------------------------------
 template <int kCount>
