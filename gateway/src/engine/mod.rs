@@ -12,7 +12,7 @@
 mod registry;
 mod ticket;
 
-use gossamer_wire::{EngineInfo, FromScheduler, RequestId, SchedulerStats, Submit, ToScheduler};
+use gossamer_wire::{AbortReason, EngineInfo, FromScheduler, RequestId, SchedulerStats, Submit, ToScheduler};
 use registry::Registry;
 use std::{
     sync::{
@@ -141,9 +141,15 @@ impl Engine {
     pub fn deliver(&self, message: FromScheduler) {
         match message {
             FromScheduler::Tokens(deltas) => {
-                let mut registry = self.registry();
-                for delta in deltas {
-                    registry.deliver(delta);
+                let mut ended = Vec::new();
+                {
+                    let mut registry = self.registry();
+                    for delta in deltas {
+                        ended.append(&mut registry.deliver(delta));
+                    }
+                }
+                for key in ended {
+                    self.send(&ToScheduler::Abort { key, reason: AbortReason::Disconnected });
                 }
             }
             FromScheduler::Refused { key, refusal } => self.registry().refuse(key, refusal),

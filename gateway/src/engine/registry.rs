@@ -2,8 +2,18 @@
 
 use super::ticket::Event;
 use gossamer_wire::{FinishReason, Refusal, RequestId, SequenceKey, Submit, TokenDelta};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 use tokio::sync::mpsc::UnboundedSender;
+
+/// Events that a client may leave unread. One that reads so little, or not at all, would fill the memory of its API server, which
+/// others use too; a healthy one is never more than a few events behind.
+pub(super) const MOST_UNREAD: usize = 8192;
 
 /// All requests.
 #[derive(Default)]
@@ -18,6 +28,8 @@ pub(super) struct Request {
     pub(super) prompt_index: u32,
     pub(super) choices: Vec<Choice>,
     pub(super) events: UnboundedSender<Event>,
+    /// Events of the ticket that wait to be read.
+    pub(super) unread: Arc<AtomicUsize>,
 }
 
 /// One sequence.
@@ -28,6 +40,12 @@ pub(super) struct Choice {
 }
 
 impl Request {
+    fn tell(&self, event: Event) {
+        self.unread.fetch_add(1, Ordering::Relaxed);
+        // A receiver that is gone is just about to send its abort.
+        let _ = self.events.send(event);
+    }
+
     /// The submission of a choice: as at first, or with what was generated since.
     pub(super) fn submit(&self, key: SequenceKey) -> Submit {
         let mut submit = (*self.template).clone();
@@ -57,13 +75,19 @@ impl Registry {
         })
     }
 
-    /// Hands new tokens to the request, without those it already has.
-    pub(super) fn deliver(&mut self, mut delta: TokenDelta) {
+    /// Hands new tokens to the request, without those it already has. Returns the sequences that the scheduler must end: those of
+    /// a client that does not read.
+    ///
+    /// Invariant: at most [`MOST_UNREAD`] events and one for each request's end wait in a ticket.
+    pub(super) fn deliver(&mut self, mut delta: TokenDelta) -> Vec<SequenceKey> {
         let key = delta.key;
-        let Some(request) = self.requests.get_mut(&key.request) else { return };
-        let Some(choice) = request.choices.get_mut(key.choice as usize) else { return };
+        let Some(request) = self.requests.get_mut(&key.request) else { return Vec::new() };
+        let Some(choice) = request.choices.get_mut(key.choice as usize) else { return Vec::new() };
         if choice.finished {
-            return;
+            return Vec::new();
+        }
+        if request.unread.load(Ordering::Relaxed) >= MOST_UNREAD {
+            return self.end_unread(key.request);
         }
         let known = choice.generated.len();
         let position = delta.position as usize;
@@ -80,29 +104,41 @@ impl Registry {
             delta.logprobs.drain(..repeated.min(delta.logprobs.len()));
             delta.position += repeated as u32;
             if delta.tokens.is_empty() && delta.finish.is_none() {
-                return;
+                return Vec::new();
             }
         }
         choice.generated.extend_from_slice(&delta.tokens);
         choice.finished = delta.finish.is_some();
         let prompt_index = request.prompt_index;
-        // A receiver that is gone is just about to send its abort.
-        let _ = request.events.send(Event::Tokens { prompt_index, delta });
+        request.tell(Event::Tokens { prompt_index, delta });
         self.forget_if_finished(key.request);
+        Vec::new()
+    }
+
+    /// Ends a request whose client does not read; returns what was still open.
+    fn end_unread(&mut self, id: RequestId) -> Vec<SequenceKey> {
+        let Some(request) = self.requests.remove(&id) else { return Vec::new() };
+        tracing::warn!(request = %id, "a client leaves {MOST_UNREAD} events unread: its request ends");
+        let message = format!(
+            "the client left {MOST_UNREAD} events of its stream unread; read faster, or raise --stream-interval"
+        );
+        request.tell(Event::Failed { message });
+        let open = request.choices.iter().enumerate().filter(|(_, choice)| !choice.finished);
+        open.map(|(index, _)| SequenceKey { request: id, choice: index as u32 }).collect()
     }
 
     pub(super) fn refuse(&mut self, key: SequenceKey, refusal: Refusal) {
         let Some(request) = self.requests.get_mut(&key.request) else { return };
         let Some(choice) = request.choices.get_mut(key.choice as usize) else { return };
         choice.finished = true;
-        let _ = request.events.send(Event::Refused { key, refusal });
+        request.tell(Event::Refused { key, refusal });
         self.forget_if_finished(key.request);
     }
 
     /// Ends all requests with an event that `tell` makes.
     pub(super) fn end_all(&mut self, tell: impl Fn() -> Event) {
         for (_, request) in self.requests.drain() {
-            let _ = request.events.send(tell());
+            request.tell(tell());
         }
     }
 

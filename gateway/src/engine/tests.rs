@@ -160,3 +160,28 @@ fn without_a_scheduler_nothing_is_taken() {
     assert!(matches!(engine.submit(vec![(template(&[1]), 1)]), Err(LinkError::Closed)));
     assert_eq!(engine.open_requests(), 0);
 }
+
+#[test]
+fn a_client_that_does_not_read_loses_its_request_and_nobody_else() {
+    let engine = Engine::new(0, 1);
+    let recorder = Arc::new(Recorder::default());
+    engine.attach(recorder.clone()).unwrap();
+    let mut deaf = engine.submit(vec![(template(&[1]), 2)]).unwrap();
+    let mut other = engine.submit(vec![(template(&[2]), 1)]).unwrap();
+    let keys: Vec<SequenceKey> = recorder.submitted().iter().map(|submit| submit.key).collect();
+    let most = registry::MOST_UNREAD as u32;
+    for position in 0..most {
+        engine.deliver(tokens(keys[0], position, &[7], None));
+    }
+    assert!(recorder.take().is_empty(), "up to here it may be slow");
+    engine.deliver(tokens(keys[0], most, &[7], None));
+    let aborts: Vec<ToScheduler> = recorder.take();
+    let abort = |key| ToScheduler::Abort { key, reason: AbortReason::Disconnected };
+    assert_eq!(aborts, [abort(keys[0]), abort(keys[1])]);
+    for _ in 0..most {
+        assert!(matches!(deaf.events.try_recv(), Ok(Event::Tokens { .. })));
+    }
+    assert!(matches!(deaf.events.try_recv(), Ok(Event::Failed { message }) if message.contains("unread")));
+    engine.deliver(tokens(keys[2], 0, &[9], None));
+    assert!(matches!(other.events.try_recv(), Ok(Event::Tokens { .. })));
+}

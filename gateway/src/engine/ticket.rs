@@ -6,7 +6,10 @@ use super::{
 };
 use gossamer_wire::{AbortReason, Refusal, RequestId, SequenceKey, Submit, ToScheduler, TokenDelta};
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
 };
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -44,6 +47,7 @@ pub struct Ticket {
     /// One per prompt: its request and number of choices.
     requests: Vec<(RequestId, u32)>,
     pub(super) events: UnboundedReceiver<Event>,
+    unread: Arc<AtomicUsize>,
     drop_reason: AbortReason,
 }
 
@@ -55,6 +59,7 @@ impl Ticket {
         mut next_id: impl FnMut() -> RequestId,
     ) -> (Self, Vec<Submit>) {
         let (sender, events) = mpsc::unbounded_channel();
+        let unread = Arc::new(AtomicUsize::new(0));
         let mut requests = Vec::with_capacity(templates.len());
         let mut submits = Vec::new();
         for (prompt_index, (template, n)) in templates.into_iter().enumerate() {
@@ -64,12 +69,13 @@ impl Ticket {
                 prompt_index: prompt_index as u32,
                 choices: (0..n).map(|_| Choice::default()).collect(),
                 events: sender.clone(),
+                unread: unread.clone(),
             };
             submits.extend((0..n).map(|choice| request.submit(SequenceKey { request: id, choice })));
             registry.insert(id, request);
             requests.push((id, n));
         }
-        (Self { engine, requests, events, drop_reason: AbortReason::Disconnected }, submits)
+        (Self { engine, requests, events, unread, drop_reason: AbortReason::Disconnected }, submits)
     }
 
     /// Name of the request of a prompt.
@@ -79,12 +85,19 @@ impl Ticket {
 
     /// The next event; pending until there is one.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.events.poll_recv(context)
+        self.events.poll_recv(context).map(|event| self.taken(event))
     }
 
     /// The next event. `None` when all sequences have ended and were read.
     pub async fn event(&mut self) -> Option<Event> {
-        self.events.recv().await
+        let event = self.events.recv().await;
+        self.taken(event)
+    }
+
+    fn taken(&self, event: Option<Event>) -> Option<Event> {
+        event.inspect(|_| {
+            self.unread.fetch_sub(1, Ordering::Relaxed);
+        })
     }
 
     /// Ends a sequence because its text is complete.
