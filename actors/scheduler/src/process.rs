@@ -9,8 +9,9 @@
 //! A turn of the loop takes all inputs that are there, plans as many steps as may be in flight, then sends outputs. The
 //! threads decode, so that the loop only decides.
 //!
-//! Invariant: the loop never waits for an API server. What does not fit a ring is kept; a server that falls
-//! [`MAX_BACKLOG`] bytes behind loses its sequences, and nobody else notices.
+//! Invariant: the loop never blocks on an API server. What does not fit a ring is kept. While a server is far behind but reads, no
+//! more steps are planned: tokens are made as fast as they are read. One that does not read holds the others up for two
+//! seconds at most; once it is [`MAX_BACKLOG`] bytes behind it loses its sequences.
 //! Invariant: inputs of a link that was replaced are dropped: they carry its epoch.
 
 mod links;
@@ -390,6 +391,10 @@ impl<P: Pulse> Loop<'_, P> {
             scheduler.expire(now);
             return Ok(());
         };
+        if self.servers.values().any(ServerLink::needs_time) {
+            scheduler.expire(now);
+            return Ok(());
+        }
         while let Some(plan) = scheduler.plan(now) {
             gossamer_wire::encode_into(plan, &mut self.buffer).map_err(ProcessError::Encode)?;
             let step = plan.step;

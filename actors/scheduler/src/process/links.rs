@@ -7,9 +7,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 /// Bytes that wait for an API server before it is given up.
 pub const MAX_BACKLOG: usize = 64 << 20;
+/// Bytes that wait for an API server before nothing more is planned until it has caught up.
+const HEAVY_BACKLOG: usize = 8 << 20;
+/// For how long a server that takes nothing may hold the others up.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Starts a thread that decodes what a ring brings and puts it among the loop's inputs.
 pub(super) fn listen<T: serde::de::DeserializeOwned>(
@@ -43,12 +48,26 @@ pub(super) struct ServerLink {
     /// Messages that found the ring full.
     backlog: VecDeque<Vec<u8>>,
     backlog_bytes: usize,
+    /// When it last took something that had waited, or nothing waited.
+    last_taken: Instant,
     _requests: Bridge,
+}
+
+/// Whether planning waits for a server with so much to read, which last took something so long ago.
+fn is_worth_waiting(backlog_bytes: usize, idle: Duration) -> bool {
+    backlog_bytes > HEAVY_BACKLOG && idle < PATIENCE
 }
 
 impl ServerLink {
     pub fn new(epoch: u64, tokens: Sender, requests: Bridge) -> Self {
-        Self { epoch, tokens, backlog: VecDeque::new(), backlog_bytes: 0, _requests: requests }
+        Self {
+            epoch,
+            tokens,
+            backlog: VecDeque::new(),
+            backlog_bytes: 0,
+            last_taken: Instant::now(),
+            _requests: requests,
+        }
     }
 
     /// Sends, or keeps for later. What is too long for the ring goes in parts.
@@ -85,17 +104,27 @@ impl ServerLink {
 
     /// Sends of what was kept as much as fits now.
     pub fn catch_up(&mut self) {
+        if self.backlog.is_empty() {
+            self.last_taken = Instant::now();
+            return;
+        }
         while let Some(message) = self.backlog.front() {
             if matches!(self.tokens.try_send(message), Err(SendError::Full { .. })) {
                 return;
             }
             self.backlog_bytes -= message.len();
             self.backlog.pop_front();
+            self.last_taken = Instant::now();
         }
     }
 
     pub fn is_behind(&self) -> bool {
         !self.backlog.is_empty()
+    }
+
+    /// It reads, but slower than tokens are made.
+    pub fn needs_time(&self) -> bool {
+        is_worth_waiting(self.backlog_bytes, self.last_taken.elapsed())
     }
 
     pub fn is_hopeless(&self) -> bool {
@@ -129,6 +158,13 @@ fn halve(mut deltas: Vec<TokenDelta>) -> Option<[Vec<TokenDelta>; 2]> {
 mod tests {
     use super::*;
     use gossamer_wire::{FinishReason, RequestId, SequenceKey, TokenLogprobs};
+
+    #[test]
+    fn a_server_that_reads_is_waited_for_and_one_that_does_not_is_not() {
+        assert!(!is_worth_waiting(HEAVY_BACKLOG, Duration::ZERO), "a little behind is no reason");
+        assert!(is_worth_waiting(HEAVY_BACKLOG + 1, Duration::from_millis(100)));
+        assert!(!is_worth_waiting(MAX_BACKLOG, PATIENCE), "the others go on");
+    }
 
     #[test]
     fn halves_name_the_same_tokens_as_the_whole() {
