@@ -1,5 +1,6 @@
 //! `gossamer autotune`: measures the tactics of all backends and keeps the choice for later starts.
 
+use super::model_args::ModelArgs;
 use crate::process::demo_model;
 use clap::Args;
 use gossamer_config::resolve;
@@ -14,18 +15,11 @@ use std::{
 /// Arguments of `gossamer autotune`.
 #[derive(Args)]
 pub struct AutotuneArgs {
-    /// Directory of the model; without it the demo model
-    #[arg(value_name = "MODEL_DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Where the kernel cache is kept; give `serve` the same
     #[arg(long, value_name = "DIR")]
     kernel_cache_dir: PathBuf,
-    /// Type of the activations
-    #[arg(long)]
-    dtype: Option<String>,
-    /// Type of the KV cache
-    #[arg(long)]
-    kv_cache_dtype: Option<String>,
     /// Type that experts may take activations in: auto or fp8
     #[arg(long)]
     moe_activation_dtype: Option<String>,
@@ -35,29 +29,22 @@ pub struct AutotuneArgs {
     /// Tokens of the largest step to tune for
     #[arg(long)]
     max_num_batched_tokens: Option<u32>,
-    /// Directory with backend plugins
-    #[arg(long, value_name = "DIR")]
-    backend_dir: Option<PathBuf>,
 }
 
 impl AutotuneArgs {
     /// The server's flags that say the same.
     fn to_arguments(&self) -> Vec<OsString> {
-        let mut arguments = Vec::new();
+        let mut arguments = self.model.to_arguments();
         let mut flag = |name: &str, value: Option<OsString>| {
             if let Some(value) = value {
                 arguments.extend([name.into(), value]);
             }
         };
-        flag("--dtype", self.dtype.clone().map(Into::into));
-        flag("--kv-cache-dtype", self.kv_cache_dtype.clone().map(Into::into));
         flag("--moe-activation-dtype", self.moe_activation_dtype.clone().map(Into::into));
         flag("--load-format", self.load_format.clone().map(Into::into));
         flag("--max-num-batched-tokens", self.max_num_batched_tokens.map(|tokens| tokens.to_string().into()));
         // A step of a few tokens has few sequences; the draw is tuned for as many as there can be.
         flag("--max-num-seqs", self.max_num_batched_tokens.map(|tokens| tokens.min(256).to_string().into()));
-        flag("--backend-dir", self.backend_dir.clone().map(Into::into));
-        arguments.extend(self.model.clone().map(Into::into));
         arguments
     }
 }
