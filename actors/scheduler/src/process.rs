@@ -3,11 +3,12 @@
 //! ```text
 //!  requests of API server i ──(thread)──┐                      ┌──▶ plans, one broadcast to all workers
 //!  results of worker j ─────(thread)────┼──▶ inputs ──▶ loop ──┤
-//!  events of the supervisor ──(thread)──┘                      └──▶ tokens to each API server
+//!  events of the supervisor ──(actor)───┘                      └──▶ tokens to each API server
 //! ```
 //!
 //! A turn of the loop takes all inputs that are there, plans as many steps as may be in flight, then sends outputs. The
-//! threads decode, so that the loop only decides.
+//! threads decode, so that the loop only decides. The loop has a thread that an actor owns
+//! ([`gossamer_supervisor::run_tree`]); a thread that decodes tells the loop of its panic, which ends it.
 //!
 //! Invariant: the loop never blocks on an API server. What does not fit a ring is kept. While a server is far behind but reads, no
 //! more steps are planned: tokens are made as fast as they are read. One that does not read holds the others up for two
@@ -24,7 +25,7 @@ use crate::process::worker_group::WorkerGroup;
 use crate::{CompleteError, Scheduler, SchedulerConfig, WorkerError, graph_buckets};
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::ServeConfig;
-use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState};
+use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState, TreeError, Work, run_tree};
 use gossamer_wire::{FromScheduler, FromWorker, ToScheduler, WireError};
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -80,6 +81,14 @@ pub enum ProcessError {
     /// A message cannot be encoded.
     #[error(transparent)]
     Encode(WireError),
+    /// A thread that reads a ring panicked.
+    #[error("the thread `{name}` panicked: {message}")]
+    Panicked {
+        /// The thread.
+        name: String,
+        /// What it said.
+        message: String,
+    },
     /// The system refused a thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -118,6 +127,13 @@ pub enum Input {
         /// The message.
         message: Result<FromWorker, WireError>,
     },
+    /// A thread that reads a ring panicked.
+    Panicked {
+        /// The thread.
+        name: String,
+        /// What it said.
+        message: String,
+    },
 }
 
 /// How the loop shows that it lives.
@@ -138,21 +154,18 @@ impl Pulse for gossamer_supervisor::StatusHandle {
     }
 }
 
-/// Runs the scheduler's process until the supervisor ends it.
-pub fn serve(context: ChildContext) -> Result<(), ProcessError> {
-    let ChildContext { config, status, mut events, .. } = context;
+/// Runs the scheduler's process until the supervisor ends it: the loop, supervised by the process' own small tree.
+pub fn serve(context: ChildContext) -> Result<(), TreeError> {
+    let ChildContext { config, status, events, .. } = context;
     let (sender, inputs) = mpsc::channel();
     let supervisor = sender.clone();
-    std::thread::Builder::new().name("events".into()).spawn(move || {
-        while let Some(event) = events.blocking_recv() {
-            if supervisor.send(Input::Event(event)).is_err() {
-                return;
-            }
-        }
-        // Fails when the loop has ended, which is what this asks for.
-        let _ = supervisor.send(Input::Orphaned);
-    })?;
-    run(settings(&config), &status, sender, &inputs)
+    let work = Work {
+        name: "plans",
+        // Fails when the loop has ended.
+        deliver: Box::new(move |event| drop(supervisor.send(event.map_or(Input::Orphaned, Input::Event)))),
+        run: Box::new(move || Ok(run(settings(&config), &status, sender, &inputs)?)),
+    };
+    run_tree(events, work)
 }
 
 /// The scheduler's part of the server's configuration.
@@ -245,6 +258,7 @@ impl<P: Pulse> Loop<'_, P> {
     fn take(&mut self, input: Input) -> Result<Flow, ProcessError> {
         match input {
             Input::Orphaned => return Ok(Flow::Break(())),
+            Input::Panicked { name, message } => return Err(ProcessError::Panicked { name, message }),
             Input::Event(event) => return self.take_event(event),
             Input::Request { server, link, message } => {
                 if self.servers.get(&server).is_some_and(|known| known.epoch == link) {
@@ -307,8 +321,9 @@ impl<P: Pulse> Loop<'_, P> {
             }
             ChildEvent::Drain { grace } => self.ending = Some(Instant::now() + grace),
             ChildEvent::Stop => return Ok(Flow::Break(())),
-            // Neither concerns a scheduler.
+            // None concerns a scheduler; a failed control channel is its actor's to report.
             ChildEvent::Lost { peer: ChildRole::Scheduler }
+            | ChildEvent::ControlFailed { .. }
             | ChildEvent::Scheduler { .. }
             | ChildEvent::Plans { .. } => {}
         }

@@ -101,6 +101,11 @@ pub enum ChildEvent {
     },
     /// Exit now.
     Stop,
+    /// The supervisor sent what is no message. Nothing more will come: give up with this reason.
+    ControlFailed {
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 /// A child's place in the tree.
@@ -252,7 +257,8 @@ fn listen(receiver: &ControlReceiver<Down>, role: ChildRole, events: &UnboundedS
             Err(ControlError::Timeout) => continue,
             Err(ControlError::Closed) => return,
             Err(ControlError::Bad(reason)) => {
-                tracing::error!(reason, "the control channel is unusable");
+                // Nobody listens any more: the child is on its way out.
+                let _ = events.send(ChildEvent::ControlFailed { reason });
                 return;
             }
         };

@@ -1,7 +1,8 @@
 //! The worker as a process: plans come in from the broadcast ring, results go out on the worker's own ring.
 //!
 //! One thread does it all, the one that also launches kernels: a plan's bytes are decoded, checked and run without a
-//! hand-over. It is a loop and no actor, because every wait in it is a wait on a ring or a device.
+//! hand-over. It is a loop, because every wait in it is a wait on a ring or a device; an actor owns its thread and answers
+//! for its end ([`gossamer_supervisor::run_tree`]).
 //!
 //! Invariant: bytes from the ring are decoded and applied, or they end the process with a fault that says what was wrong
 //! with them. After a fault nothing more is run.
@@ -21,11 +22,13 @@ use crate::sim::{Sim, SimError};
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::{Device, ModelConfig, ModelConfigError, ServeConfig};
 use gossamer_kernels::tuner::KernelCache;
-use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState};
+use gossamer_supervisor::{
+    ChildContext, ChildEvent, ChildRole, ChildState, StatusHandle, TreeError, Work, run_tree,
+};
 use gossamer_wire::WireError;
+use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use tokio::sync::mpsc::error::TryRecvError;
 
 /// Longest wait before the loop looks at its events and beats.
 const TICK: Duration = Duration::from_millis(20);
@@ -166,32 +169,53 @@ pub(crate) fn open_cuda_untuned(config: &ServeConfig, rank: u32) -> Result<Place
     Ok(Placed { model, open, shape, cache: options.kernel_cache })
 }
 
-/// A worker's life: opens its executor, then runs plans until it is told to stop.
-pub fn run(mut context: ChildContext) -> Result<(), ProcessError> {
-    let rank = match context.role {
+/// A worker's life: opens its executor, then runs plans until it is told to stop, all on a thread that the process' own
+/// small tree supervises.
+pub fn run(context: ChildContext) -> Result<(), TreeError> {
+    let ChildContext { role, config, status, events, .. } = context;
+    let (inbox, heard) = mpsc::channel();
+    let work = Work {
+        name: "steps",
+        // Fails when the loop has ended.
+        deliver: Box::new(move |event| drop(inbox.send(event.unwrap_or(ChildEvent::Stop)))),
+        run: Box::new(move || Ok(turns(role, &config, &status, &heard)?)),
+    };
+    run_tree(events, work)
+}
+
+fn turns(
+    role: ChildRole,
+    config: &ServeConfig,
+    status: &StatusHandle,
+    events: &mpsc::Receiver<ChildEvent>,
+) -> Result<(), ProcessError> {
+    let rank = match role {
         ChildRole::Worker(rank) => rank,
         ChildRole::ApiServer(_) | ChildRole::Scheduler => 0,
     };
-    let mut executor = open_executor(&context.config, rank)?;
-    let status = context.status.clone();
-    executor.set_heartbeat(Box::new(move || status.beat()));
+    let mut executor = open_executor(config, rank)?;
+    let beating = status.clone();
+    executor.set_heartbeat(Box::new(move || beating.beat()));
     let mut plans = PlanLoop::new(executor);
-    if matches!(context.config.device, Device::Cpu | Device::Auto) {
+    if matches!(config.device, Device::Cpu | Device::Auto) {
         pool::pin_launcher();
     }
-    context.status.set_state(ChildState::Ready);
+    status.set_state(ChildState::Ready);
     loop {
-        context.status.beat();
-        match context.events.try_recv() {
+        status.beat();
+        match events.try_recv() {
             Ok(ChildEvent::Plans { epoch, link }) => {
                 tracing::debug!(epoch, "the scheduler is there");
                 plans.attach(link)?;
             }
-            Ok(ChildEvent::Drain { .. }) => context.status.set_state(ChildState::Draining),
+            Ok(ChildEvent::Drain { .. }) => status.set_state(ChildState::Draining),
             Ok(ChildEvent::Lost { .. }) => plans.detach()?,
             Ok(ChildEvent::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
-            // The engine's failure is for those who answer clients; the order to stop follows.
-            Ok(ChildEvent::Failed { .. } | ChildEvent::Scheduler { .. }) => {}
+            // The engine's failure is for those who answer clients, a failed control channel its actor's to report; the
+            // order to stop follows.
+            Ok(
+                ChildEvent::Failed { .. } | ChildEvent::ControlFailed { .. } | ChildEvent::Scheduler { .. },
+            ) => {}
             Ok(ChildEvent::ApiServer { .. } | ChildEvent::Workers { .. }) | Err(TryRecvError::Empty) => {}
         }
         plans.turn(TICK)?;

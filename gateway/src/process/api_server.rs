@@ -55,6 +55,9 @@ pub enum ApiServerError {
     /// The listening socket failed.
     #[error("the listening socket failed: {0}")]
     Listener(io::Error),
+    /// The supervisor cannot be heard.
+    #[error("the control channel is unusable: {0}")]
+    Control(String),
     /// An actor failed.
     #[error("the tokenizer pool failed: {0}")]
     Pool(String),
@@ -241,6 +244,7 @@ impl State {
                 self.drain_until = Some(Instant::now() + grace);
             }
             ChildEvent::Stop => self.end(Ok(())),
+            ChildEvent::ControlFailed { reason } => self.end(Err(ApiServerError::Control(reason))),
             ChildEvent::Lost { .. }
             | ChildEvent::ApiServer { .. }
             | ChildEvent::Workers { .. }

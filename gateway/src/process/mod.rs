@@ -7,7 +7,7 @@ mod serve;
 
 pub use serve::{DEMO_MODEL, demo_model, run_serve};
 
-use gossamer_supervisor::{ChildContext, ChildRole, child_main};
+use gossamer_supervisor::{ChildContext, ChildRole, TreeError, child_main};
 use std::process::ExitCode;
 use thiserror::Error;
 
@@ -17,9 +17,7 @@ enum ChildError {
     #[error(transparent)]
     ApiServer(#[from] api_server::ApiServerError),
     #[error(transparent)]
-    Scheduler(#[from] gossamer_scheduler::process::ProcessError),
-    #[error(transparent)]
-    Worker(#[from] gossamer_worker::process::ProcessError),
+    Tree(#[from] TreeError),
 }
 
 /// Runs as a child if the supervisor started this process as one. `arguments` are those behind the program's name.

@@ -2,10 +2,12 @@
 
 use crate::process::Input;
 use gossamer_channel::{Bridge, Receiver, RecvError, SendError, Sender};
+use gossamer_supervisor::panic_message;
 use gossamer_wire::{FromScheduler, TokenDelta, WireError};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -25,12 +27,24 @@ pub(super) fn listen<T: serde::de::DeserializeOwned>(
     ended: impl FnOnce(RecvError) -> Option<Input> + Send + 'static,
 ) -> io::Result<Bridge> {
     let (deliver, last) = (inputs.clone(), inputs.clone());
+    let thread = name.to_owned();
     Bridge::start(
         name,
         receiver,
-        move |bytes| match deliver.send(wrap(gossamer_wire::decode(bytes))) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+        move |bytes| {
+            // The loop would wait for ever for what a thread that has died does not bring.
+            let decoded = catch_unwind(AssertUnwindSafe(|| wrap(gossamer_wire::decode(bytes))));
+            let (input, panicked) = match decoded {
+                Ok(input) => (input, false),
+                Err(payload) => {
+                    let message = panic_message(&*payload);
+                    (Input::Panicked { name: thread.clone(), message }, true)
+                }
+            };
+            match deliver.send(input) {
+                Ok(()) if !panicked => ControlFlow::Continue(()),
+                _ => ControlFlow::Break(()),
+            }
         },
         move |reason| {
             if let Some(input) = ended(reason.clone()) {
@@ -157,13 +171,34 @@ fn halve(mut deltas: Vec<TokenDelta>) -> Option<[Vec<TokenDelta>; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gossamer_channel::{RingSpec, Spin, ring};
     use gossamer_wire::{FinishReason, RequestId, SequenceKey, TokenLogprobs};
+    use std::sync::Arc;
 
     #[test]
     fn a_server_that_reads_is_waited_for_and_one_that_does_not_is_not() {
         assert!(!is_worth_waiting(HEAVY_BACKLOG, Duration::ZERO), "a little behind is no reason");
         assert!(is_worth_waiting(HEAVY_BACKLOG + 1, Duration::from_millis(100)));
         assert!(!is_worth_waiting(MAX_BACKLOG, PATIENCE), "the others go on");
+    }
+
+    #[test]
+    fn a_panic_of_a_thread_that_decodes_reaches_the_loop() {
+        let spec = RingSpec { label: "listen-test", slot_size: 64, slots: 64, readers: 1, epoch: 1 };
+        let segment = Arc::new(ring::create_unnamed(&spec).unwrap());
+        let mut sender = Sender::attach(Arc::clone(&segment), Spin::NONE).unwrap();
+        let receiver = Receiver::attach(segment, 0, Spin::NONE).unwrap();
+        let (inputs, heard) = mpsc::channel();
+        let wrap = |_: Result<u8, WireError>| -> Input { panic!("slot 7") };
+        let bridge = listen("requests-0", receiver, &inputs, wrap, |_| None).unwrap();
+        sender.send(&[1], Duration::from_secs(20)).unwrap();
+        match heard.recv().unwrap() {
+            Input::Panicked { name, message } => {
+                assert_eq!((name.as_str(), message.as_str()), ("requests-0", "slot 7"));
+            }
+            _ => panic!("something else arrived"),
+        }
+        drop(bridge);
     }
 
     #[test]

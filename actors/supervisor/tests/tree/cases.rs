@@ -240,6 +240,7 @@ fn a_start_that_cannot_succeed_ends_with_the_reason() {
     for (worker, restarts, reason) in [
         ("bad-weights", 10, "the start failed: worker-0: the weights are bad"),
         ("abort", 1, "the start failed: worker-0: worker-0 was killed by signal 6"),
+        ("panic", 10, "the start failed: worker-0: the thread `steps` panicked: no block for slot 7"),
     ] {
         let mut tree = Shape { worker, max_restarts: restarts, ..Shape::default() }.listening();
         let children = tree.children();

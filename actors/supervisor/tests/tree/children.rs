@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use gossamer_channel::{Receiver, RecvError, Sender};
 use gossamer_supervisor::{
-    ChildContext, ChildEvent, ChildRole, ChildState, DuplexLink, WorkerLink, WorkersLink,
+    ChildContext, ChildEvent, ChildRole, ChildState, DuplexLink, Work, WorkerLink, WorkersLink, run_tree,
 };
 use tokio::sync::mpsc::error::TryRecvError;
 
@@ -225,6 +225,14 @@ fn worker(mut context: ChildContext, rank: u32) -> Result<(), Broken> {
     match std::env::var("GOSSAMER_TEST_WORKER").as_deref() {
         Ok("bad-weights") => return Err(Broken("the weights are bad".into())),
         Ok("abort") => std::process::abort(),
+        Ok("panic") => {
+            let work = Work {
+                name: "steps",
+                deliver: Box::new(|_| {}),
+                run: Box::new(|| panic!("no block for slot 7")),
+            };
+            return run_tree(context.events, work).map_err(|error| Broken(error.to_string()));
+        }
         _ => {}
     }
     let mut plans: Option<Receiver> = None;
