@@ -14,7 +14,8 @@ pub async fn page() -> Response {
             (header::CACHE_CONTROL, "no-cache"),
             (
                 header::CONTENT_SECURITY_POLICY,
-                "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
+                "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; \
+                 script-src 'unsafe-inline'",
             ),
         ],
         CONTENT,
