@@ -29,7 +29,10 @@ const PACKED: &str = "mxfp4-sm90-v2";
 /// Tokens that the kernels take at once.
 const MOST_TOKENS: u32 = 64;
 /// Variants of the experts' kernel, by number; `ops.h` says what each does.
-const MOE_TACTICS: u32 = 8;
+const MOE_TACTICS: u32 = 5;
+/// The one for a handful of tokens, and their most.
+const FEW: u32 = 5;
+const MOST_FEW: u32 = 8;
 /// Tactics of a product: streamed weights, or the portable kernel.
 const STREAM: u32 = 0;
 const PORTABLE: u32 = 1;
@@ -308,7 +311,9 @@ impl KernelBackend for FewTokens {
         match desc {
             OpDesc::FusedMoe(_) => {
                 let variants = if tokens <= MOST_TOKENS { MOE_TACTICS } else { 1 };
-                (0..variants).map(|id| tactic(id, format!("persistent{id}"), PACKED)).collect()
+                let persistent = (0..variants).map(|id| (id, format!("persistent{id}")));
+                let few = (tokens <= MOST_FEW).then(|| (FEW, "few".to_owned()));
+                persistent.chain(few).map(|(id, name)| tactic(id, name, PACKED)).collect()
             }
             OpDesc::Gemm(desc) => {
                 let portable = tactic(PORTABLE, "portable".to_owned(), Layout::CHECKPOINT);

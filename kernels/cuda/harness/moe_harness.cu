@@ -1,5 +1,5 @@
 // archs: 90a
-// Checks and times the few-token MoE. `moe_harness check [small]`, `moe_harness time`.
+// Checks and times the few-token MoE. `moe_harness check [small]`, `moe_harness time [LAYERS]`, `moe_harness chain [LAYERS]`.
 // Oracle: plain CUDA in float64 that reads the checkpoint layout, not the packed one.
 #include <cstring>
 #include <numeric>
@@ -10,6 +10,7 @@
 
 #ifdef GOSSAMER_TRACE
 extern "C" void gossamer_moe_trace();
+extern "C" void gossamer_few_trace();
 #endif
 
 using namespace harness;
@@ -220,7 +221,7 @@ void time_layers(int layers) {
   fill_bf16(dn_bias.p, dn_bias.n, 0.5f, 2);
   fill_bf16(rb.p, rb.n, 0.1f, 3);
   fill_bf16(nw.p, nw.n, 1.f, 4);
-  for (int tokens : {1, 2, 4, 8, 16, 32, 64}) {
+  for (int tokens : {1, 2, 3, 4, 6, 8, 16, 32, 64}) {
     if (const char* only = std::getenv("GOSSAMER_TOKENS"))
       if (std::atoi(only) != tokens) continue;
     Device<bf16> x(static_cast<size_t>(tokens) * s.hidden), normed(x.n), out(x.n);
@@ -269,7 +270,7 @@ void time_layers(int layers) {
         }
       });
 #ifdef GOSSAMER_TRACE
-      gossamer_moe_trace();
+      tactic < 5 ? gossamer_moe_trace() : gossamer_few_trace();
 #endif
       record("moe", what, tokens, tactic, us / layers, bytes / layers);
     }
@@ -278,6 +279,61 @@ void time_layers(int layers) {
     });
     std::printf("time router alone, %d tokens: %.2f us a layer\n", tokens, us / layers);
     for (auto l : logits) cudaFree(l);
+  }
+}
+
+// Experts between dense products, as in a step: what a kernel leaves to its neighbours (and takes from them) counts as well.
+void time_chain(int layers) {
+  const Shape s = {2880, 2880, 128};
+  const int rows = 5120;
+  const size_t gu_bytes = s.experts * gossamer::mxfp4::matrix_bytes(2 * s.intermediate, s.hidden), dn_bytes = s.experts * gossamer::mxfp4::matrix_bytes(s.hidden, s.intermediate);
+  std::vector<uint8_t*> gu(layers), dn(layers);
+  std::vector<bf16*> rw(layers), qkv(layers), ow(layers);
+  for (int l = 0; l < layers; ++l) {
+    CHECK(cudaMalloc(&gu[l], gu_bytes));
+    CHECK(cudaMalloc(&dn[l], dn_bytes));
+    CHECK(cudaMalloc(&rw[l], static_cast<size_t>(s.experts) * s.hidden * 2));
+    CHECK(cudaMalloc(&qkv[l], static_cast<size_t>(rows) * s.hidden * 2));
+    CHECK(cudaMalloc(&ow[l], static_cast<size_t>(4096) * s.hidden * 2));
+    fill_bf16(ow[l], static_cast<size_t>(4096) * s.hidden, 0.05f, 3000 + l);
+    fill_random(gu[l], gu_bytes, 77 + l);
+    fill_random(dn[l], dn_bytes, 177 + l);
+    fill_bf16(rw[l], static_cast<size_t>(s.experts) * s.hidden, 0.05f, 1000 + l);
+    fill_bf16(qkv[l], static_cast<size_t>(rows) * s.hidden, 0.05f, 2000 + l);
+  }
+  Device<bf16> gu_bias(static_cast<size_t>(s.experts) * 5760), dn_bias(static_cast<size_t>(s.experts) * 2880), rb(s.experts), nw(s.hidden);
+  fill_bf16(gu_bias.p, gu_bias.n, 0.5f, 1);
+  fill_bf16(dn_bias.p, dn_bias.n, 0.5f, 2);
+  fill_bf16(rb.p, rb.n, 0.1f, 3);
+  fill_bf16(nw.p, nw.n, 1.f, 4);
+  for (int tokens : {1, 2, 4, 8}) {
+    Device<bf16> x(static_cast<size_t>(tokens) * s.hidden), normed(x.n), out(x.n), heads(static_cast<size_t>(tokens) * rows);
+    fill_bf16(x.p, x.n, 1.f, 5);
+    Device<float> logits(static_cast<size_t>(tokens) * s.experts);
+    const size_t ws_bytes = gossamer_moe_workspace(tokens, s.hidden, s.intermediate);
+    Device<uint8_t> ws(ws_bytes);
+    CHECK(cudaMemset(ws.p, 0, ws_bytes));
+    for (int tactic : {2, 4, 5}) {
+        const double us = graph_time([&](cudaStream_t stream) {
+          for (int l = 0; l < layers; ++l) {
+            GossamerRouterArgs ra = {x.p, nw.p, rw[l], rb.p, logits.p, normed.p, 1e-5f, tokens, s.hidden, s.experts, nullptr, 0};
+            REQUIRE_OK(gossamer_router(&ra, stream));
+            GossamerMoeArgs a = {};
+            a.normed = normed.p, a.logits = logits.p, a.gate_up = gu[l], a.gate_up_bias = gu_bias.p, a.down = dn[l], a.down_bias = dn_bias.p, a.residual = x.p, a.output = out.p,
+            a.workspace = ws.p, a.workspace_bytes = ws_bytes, a.tokens = tokens, a.hidden_size = s.hidden, a.intermediate = s.intermediate, a.experts = s.experts, a.expert_begin = 0,
+            a.experts_local = s.experts, a.swiglu_limit = 7.f, a.swiglu_alpha = 1.702f, a.tactic = tactic;
+           
+            REQUIRE_OK(gossamer_moe(&a, stream));
+            GossamerTinyGemmArgs q = {};
+            q.x = x.p, q.norm_weight = nw.p, q.weight = qkv[l], q.out = heads.p, q.epsilon = 1e-5f, q.tokens = tokens, q.rows = rows, q.k = s.hidden, q.tactic = -1;
+            REQUIRE_OK(gossamer_tiny_gemm(&q, stream));
+            GossamerTinyGemmArgs o = {};
+            o.x = heads.p, o.weight = ow[l], o.out = out.p, o.residual = out.p, o.tokens = tokens, o.rows = s.hidden, o.k = 4096, o.tactic = -1;
+            REQUIRE_OK(gossamer_tiny_gemm(&o, stream));
+          }
+        });
+        std::printf("time router, experts tactic %d, qkv and o, %d tokens: %.2f us a layer\n", tactic, tokens, us / layers);
+      }
   }
 }
 
@@ -291,10 +347,11 @@ int main(int argc, char** argv) {
     const bool small = argc > 2 && std::string(argv[2]) == "small";
     // shards of the intermediate size: 736 = 23 blocks of 32, 352 = 11
     for (Shape s : {Shape{256, 736, 32}, Shape{320, 352, 8}})
-      for (int tokens : {1, 3, 17, 64}) check(s, tokens, 0, rng);
-    check({256, 96, 128}, 64, 1, rng);
+      for (int tokens : {1, 3, 6, 17, 64}) check(s, tokens, 0, rng);
+    for (int tokens : {1, 5, 64}) check({256, 96, 128}, tokens, 1, rng);
     if (!small) {
-      for (int tokens : {1, 2, 3, 5, 8, 17, 64}) check({2880, 2880, 32}, tokens, 0, rng);
+      for (int tokens : {1, 2, 3, 4, 5, 6, 8, 17, 64}) check({2880, 2880, 32}, tokens, 0, rng);
+      for (int tokens : {1, 4, 6}) check({2880, 2880, 128}, tokens, 0, rng);
       check({2880, 2880, 32}, 64, 1, rng);
       check({2880, 2880, 128}, 64, 0, rng);
     }
@@ -302,5 +359,6 @@ int main(int argc, char** argv) {
     return failed();
   }
   if (mode == "time") time_layers(argc > 2 ? std::atoi(argv[2]) : 36);
+  if (mode == "chain") time_chain(argc > 2 ? std::atoi(argv[2]) : 36);
   return 0;
 }

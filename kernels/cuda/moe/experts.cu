@@ -22,13 +22,18 @@
 #include "gossamer/mxfp4.cuh"
 #include "gossamer/ptx/sm90.cuh"
 #include "plan.cuh"
+#include "tile.cuh"
+
+namespace gossamer::moe::few {  // few.cu
+void prepare();
+int run(const GossamerMoeArgs&, cudaStream_t);
+}  // namespace gossamer::moe::few
 
 namespace gossamer::moe {
 namespace {
 
 constexpr int kRowBarrier = 1, kFillerBarrier = 15;  // named barriers: 0 the block, 1..8 split rows, 15 fillers
 constexpr int kMinSharedBytes = 116 * 1024;  // more than half of a multiprocessor's: never two blocks on one
-constexpr float kUnscale = 0x1p26f;  // 2^126 of the codes over 2^100 of the tokens
 
 #ifdef GOSSAMER_TRACE
 __device__ long long trace[264][16];
@@ -36,39 +41,6 @@ __device__ long long trace[264][16];
 #else
 #define TRACE(i)
 #endif
-
-// What one tile needs in registers: codes, scales, token columns. Loaded one tile ahead of its use.
-struct Operands {
-  uint4 codes, b0, b1;
-  uint32_t scales;
-  // Shared addresses: this lane's codes, its scales, its part of the token column.
-  __device__ __forceinline__ void load(uint32_t code, uint32_t scale, uint32_t column) {
-    codes = ptx::shared_load4(code);
-    b0 = ptx::shared_load4(column);
-    scales = ptx::shared_load(scale);
-    b1 = ptx::shared_load4(column + 64);
-  }
-};
-__device__ __forceinline__ void multiply(const Operands& o, float (&acc)[4]) {
-  uint32_t a[4][4];
-  float c[4], d[4];
-  mxfp4::codes_to_bf16(o.codes.x, o.codes.y, a[0], a[1]);
-  mxfp4::codes_to_bf16(o.codes.z, o.codes.w, a[2], a[3]);
-  ptx::mma_bf16_zero(c, a[0], o.b0.x, o.b0.y);
-  ptx::mma_bf16_zero(d, a[2], o.b1.x, o.b1.y);
-  ptx::mma_bf16(c, a[1], o.b0.z, o.b0.w);
-  ptx::mma_bf16(d, a[3], o.b1.z, o.b1.w);
-  const float s0 = mxfp4::scale_float<0>(o.scales), s1 = mxfp4::scale_float<1>(o.scales);
-  const float s2 = mxfp4::scale_float<2>(o.scales), s3 = mxfp4::scale_float<3>(o.scales);
-  acc[0] = fmaf(c[0], s0, acc[0]);
-  acc[1] = fmaf(c[1], s0, acc[1]);
-  acc[2] = fmaf(c[2], s2, acc[2]);
-  acc[3] = fmaf(c[3], s2, acc[3]);
-  acc[0] = fmaf(d[0], s1, acc[0]);
-  acc[1] = fmaf(d[1], s1, acc[1]);
-  acc[2] = fmaf(d[2], s3, acc[2]);
-  acc[3] = fmaf(d[3], s3, acc[3]);
-}
 
 // Walks the chunks of one consumer, kStages ahead of its arithmetic, and requests them.
 template <int kStages, int kChunk>
@@ -120,7 +92,6 @@ struct Copies {
 // One token into B-fragment order, times 2^100.
 __device__ __forceinline__ void fill_column(const __nv_bfloat16* token, uint8_t* column, int k, int tiles, int thread) {
   const uint4* source = reinterpret_cast<const uint4*>(token);
-  const __nv_bfloat162 up100 = __float2bfloat162_rn(0x1p100f);
   constexpr int kMost = (kMaxTiles * 8 + kFillerThreads - 1) / kFillerThreads;
   uint4 x[kMost];
 #pragma unroll
@@ -132,22 +103,9 @@ __device__ __forceinline__ void fill_column(const __nv_bfloat16* token, uint8_t*
   for (int i = 0; i < kMost; ++i) {
     const int v = thread + i * kFillerThreads;
     if (v >= tiles * 8) break;
-    __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&x[i]);
-#pragma unroll
-    for (int q = 0; q < 4; ++q) pairs[q] = __hmul2(pairs[q], up100);
-    // vector v = (tile, k16 step, upper or lower 8 columns); its word q belongs to fragment column t = q
-    const int step = (v >> 1) & 3;
-    uint32_t* to = reinterpret_cast<uint32_t*>(column + (v >> 3) * 128 + (step >> 1) * 64) + (step & 1) * 2 + (v & 1);
-    to[0] = x[i].x;
-    to[4] = x[i].y;
-    to[8] = x[i].z;
-    to[12] = x[i].w;
+    store_eight(column, v, times_2_100(x[i]));
   }
 }
-
-// One or two tokens: every consumer publishes its strips itself, which saves the way over the fillers; the fence it costs
-// would be too much for many strips.
-__device__ __forceinline__ bool publish_by_strip(const GossamerMoeArgs& p, bool early) { return early && p.tokens <= 2; }
 
 // Whether gate_up has one phase that holds every token of the step (column = token).
 __device__ __forceinline__ bool all_tokens_fit(const GossamerMoeArgs& p) { return p.tokens <= kGroupTokens; }
@@ -160,7 +118,7 @@ __device__ __forceinline__ void wait_asleep(uint64_t* bar, uint32_t parity, int 
 }
 
 // Token columns, phase by phase: a phase is as many whole groups as fit one buffer.
-__device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, bool early, int thread, int* ready, const __nv_bfloat16* activations) {
+__device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t* columns, int capacity, int thread, int* ready, const __nv_bfloat16* activations) {
   // Invariant: consumers and fillers count the same phases; a matrix of which this block does nothing has none.
   const RouteTable& table = c.table;
   const int buffer_bytes = capacity * column_bytes(max(c.share[0].tiles, c.share[1].tiles));
@@ -182,11 +140,9 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
     const int k = matrix ? p.intermediate : p.hidden_size;
     if (matrix) {
       gate_up_phases = phase;
-      // Also where consumers publish: none may start on down, and on its rows, while another still sums a gate_up row.
       while (published < gate_up_phases) {
-        wait_asleep(&c.columns_empty[published & 1], (published >> 1) & 1, thread, publish_by_strip(p, early) ? 20 : 100);
-        if (publish_by_strip(p, early)) ++published;
-        else publish();
+        wait_asleep(&c.columns_empty[published & 1], (published >> 1) & 1, thread, 100);
+        publish();
       }
       if (thread == 0) TRACE(6);
     }
@@ -231,7 +187,7 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
 }
 
 template <int kStages, int kChunk>
-__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages, kChunk>& copies, const uint8_t* columns, int capacity, bool early, int* ready, __nv_bfloat16* activations, float* sums) {
+__device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Copies<kStages, kChunk>& copies, const uint8_t* columns, int capacity, int* ready, __nv_bfloat16* activations, float* sums) {
   constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const RouteTable& table = c.table;
@@ -341,10 +297,6 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
             __stcg(to + 8, weight * y1);
           }
         }
-        if (!down && publish_by_strip(p, early)) {
-          __syncwarp();
-          if (lane == 0) ptx::release_add(ready + group, 1);
-        }
       }
       pair += s.rows;
       strip += s.rows;
@@ -356,7 +308,7 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
 }
 
 template <int kConsumers, int kStages, int kChunk>
-__global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity, bool early) {
+__global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
   if (threadIdx.x < 32) TRACE(0);
   constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -380,30 +332,22 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
     if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kChunk, kTopK, 2 * p.intermediate, p.hidden_size);
     if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kChunk, kTopK, p.hidden_size, p.intermediate);
   }
-  // Few tokens, early: routing runs once before the wait, on whatever the buffers hold, to bring its code into the instruction
-  // caches while there is nothing else to do; the second pass overwrites all of it. Any bits in the buffers are harmless:
-  // route_tokens yields valid experts for any logits and drops ids out of range.
-#pragma unroll 1
-  for (int pass = early && all_tokens_fit(p) ? 0 : 1; pass < 2; ++pass) {
-    if (pass) {
-      ptx::dependency_wait();
-      ptx::launch_dependents();
-      if (warp == 0) TRACE(1);
-    }
-    for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
-    if (p.tokens > 1) __syncthreads();
-    if (!all_tokens_fit(p)) {
-      route_tokens(c.table, p, warp, blockDim.x / 32);
-    } else if (warp < kConsumers) {
-      route_tokens(c.table, p, warp, kConsumers);
-    } else {
-      const int tiles = mxfp4::tiles_of(p.hidden_size);
-      for (int token = 0; token < p.tokens; ++token)
-        fill_column(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(token) * p.hidden_size, columns + token * column_bytes(tiles), p.hidden_size, tiles,
-                    threadIdx.x - 32 * kConsumers);
-    }
-    route_groups(c.table, p);  // begins and ends with a block barrier
+  ptx::dependency_wait();
+  ptx::launch_dependents();
+  if (warp == 0) TRACE(1);
+  for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
+  if (p.tokens > 1) __syncthreads();
+  if (!all_tokens_fit(p)) {
+    route_tokens(c.table, p, warp, blockDim.x / 32);
+  } else if (warp < kConsumers) {
+    route_tokens(c.table, p, warp, kConsumers);
+  } else {
+    const int tiles = mxfp4::tiles_of(p.hidden_size);
+    for (int token = 0; token < p.tokens; ++token)
+      fill_column(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(token) * p.hidden_size, columns + token * column_bytes(tiles), p.hidden_size, tiles,
+                  threadIdx.x - 32 * kConsumers);
   }
+  route_groups(c.table, p);  // begins and ends with a block barrier
   if (!shares_known) {
     if (warp == 0) share_of(c.share[0], c.place[0], kConsumers, kChunk, c.table.groups, 2 * p.intermediate, p.hidden_size);
     if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kChunk, c.table.groups, p.hidden_size, p.intermediate);
@@ -414,7 +358,7 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
 
   __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
   if (warp >= kConsumers) {
-    fill(p, c, columns, capacity, early, threadIdx.x - 32 * kConsumers, reinterpret_cast<int*>(workspace + ws.ready), activations);
+    fill(p, c, columns, capacity, threadIdx.x - 32 * kConsumers, reinterpret_cast<int*>(workspace + ws.ready), activations);
     return;
   }
   Copies<kStages, kChunk> copies = {};
@@ -425,7 +369,7 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
   copies.seek(p, c, warp);
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) copies.next(p, c, warp, (threadIdx.x & 31) == 0);
-  consume<kStages, kChunk>(p, c, copies, columns, capacity, early, reinterpret_cast<int*>(workspace + ws.ready), activations, reinterpret_cast<float*>(workspace + ws.partials));
+  consume<kStages, kChunk>(p, c, copies, columns, capacity, reinterpret_cast<int*>(workspace + ws.ready), activations, reinterpret_cast<float*>(workspace + ws.partials));
 }
 
 // out = residual + sum of the four weighted expert outputs, in slot order; four columns a thread.
@@ -456,20 +400,19 @@ __global__ void __launch_bounds__(256) finalize_kernel(const __grid_constant__ G
   *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.output) + at) = o;
 }
 
-using Kernel = void (*)(GossamerMoeArgs, int, bool);
+using Kernel = void (*)(GossamerMoeArgs, int);
 struct Tactic {
   Kernel kernel;
   int (*bytes)(int, int);
   int threads;
-  bool early;
 };
 template <int kConsumers, int kStages, int kChunk>
-Tactic tactic(bool early) {
-  return {experts_kernel<kConsumers, kStages, kChunk>, shared_bytes<kConsumers, kStages, kChunk>, 32 * kConsumers + kFillerThreads, early};
+Tactic tactic() {
+  return {experts_kernel<kConsumers, kStages, kChunk>, shared_bytes<kConsumers, kStages, kChunk>, 32 * kConsumers + kFillerThreads};
 }
-const Tactic kTactics[] = {tactic<12, 3, 5>(false), tactic<12, 4, 5>(false), tactic<16, 2, 5>(false), tactic<16, 3, 5>(false),
-                            tactic<12, 3, 5>(true),  tactic<16, 2, 5>(true),  tactic<12, 2, 9>(false), tactic<12, 2, 9>(true)};
-static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == GOSSAMER_MOE_TACTICS);
+const Tactic kTactics[] = {tactic<12, 3, 5>(), tactic<12, 4, 5>(), tactic<16, 2, 5>(), tactic<16, 3, 5>(), tactic<12, 2, 9>()};
+constexpr int kPersistent = sizeof(kTactics) / sizeof(kTactics[0]);
+static_assert(kPersistent + 1 == GOSSAMER_MOE_TACTICS);
 
 bool prepared = false;
 
@@ -478,6 +421,7 @@ bool prepared = false;
 bool prepare_experts() {
   for (const Tactic& t : kTactics)
     if (!allow_shared(t.kernel, kMaxSharedBytes)) return false;
+  few::prepare();
   return prepared = true;
 }
 
@@ -499,12 +443,13 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   if (!shape_ok) return GOSSAMER_BAD_SHAPE;
   if (p->tactic < -1 || p->tactic >= GOSSAMER_MOE_TACTICS) return GOSSAMER_BAD_TACTIC;
   if (!prepared) return GOSSAMER_NOT_PREPARED;
+  if (p->tactic == kPersistent) return few::run(*p, stream);
   const int capacity = p->tokens == 1 ? 2 : p->tokens < kGroupTokens ? p->tokens : kGroupTokens;
   const int tiles = mxfp4::tiles_of(p->hidden_size > p->intermediate ? p->hidden_size : p->intermediate);
   const Tactic& t = kTactics[p->tactic < 0 ? (p->tokens <= 32 ? 2 : 0) : p->tactic];
   const int bytes = t.bytes(capacity, tiles);
   if (bytes > kMaxSharedBytes) return GOSSAMER_BAD_TACTIC;
-  int status = launch(t.kernel, dim3(multiprocessors()), dim3(t.threads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity, t.early);
+  int status = launch(t.kernel, dim3(multiprocessors()), dim3(t.threads), bytes < kMinSharedBytes ? kMinSharedBytes : bytes, stream, true, *p, capacity);
   if (status == GOSSAMER_OK) status = launch(finalize_kernel, dim3((p->hidden_size + 1023) / 1024, p->tokens), dim3(256), 0, stream, true, *p);
   return status;
 }

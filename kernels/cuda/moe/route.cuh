@@ -42,8 +42,13 @@ __device__ __forceinline__ void top4(const float* logits, int experts, int (&id)
   const int lane = threadIdx.x & 31;
   float v[4];
   uint32_t key[4];
+  if (experts % 4 == 0) {  // many multiprocessors read the same lines: one request a line
+    const float4 four = 4 * lane < experts ? __ldcg(reinterpret_cast<const float4*>(logits) + lane) : make_float4(0.f, 0.f, 0.f, 0.f);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = 4 * lane + i < experts ? __ldcg(logits + 4 * lane + i) : 0.f;
+    for (int i = 0; i < 4; ++i) v[i] = 4 * lane + i < experts ? __ldcg(logits + 4 * lane + i) : 0.f;
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) key[i] = 4 * lane + i < experts ? ordered(v[i]) : 0u;
 #pragma unroll

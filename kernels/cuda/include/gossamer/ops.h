@@ -100,11 +100,10 @@ typedef struct {
   float swiglu_limit, swiglu_alpha;  // 7 and 1.702
   int tactic;                        // 0..GOSSAMER_MOE_TACTICS-1; -1: the launcher's own choice
 } GossamerMoeArgs;
-// Tactics: consumer warps, stages of their rings, tiles of a copy: 0: 12, 3, 5; 1: 12, 4, 5; 2: 16, 2, 5; 3: 16, 3, 5; those that
-// do not fit in shared memory for the token count give GOSSAMER_BAD_TACTIC. 4 and 5 are 0 and 2 with routing code warmed before
-// the wait and, up to two tokens, activations published strip by strip; 6 is 12, 2, 9 and 7 the same, early.
-// 4 to 7 are never chosen by -1.
-#define GOSSAMER_MOE_TACTICS 8
+// Tactics: consumer warps, stages of their rings, tiles of a copy: 0: 12, 3, 5; 1: 12, 4, 5; 2: 16, 2, 5; 3: 16, 3, 5; 4: 12, 2, 9;
+// those that do not fit in shared memory for the token count give GOSSAMER_BAD_TACTIC. 5 is `few.cu`, up to 8 tokens in one grid.
+// -1 takes 0 or 2.
+#define GOSSAMER_MOE_TACTICS 6
 #define GOSSAMER_MOE_MAX_TOKENS 64
 size_t gossamer_moe_workspace(int tokens, int hidden_size, int intermediate);
 int gossamer_moe(const GossamerMoeArgs* args, cudaStream_t stream);

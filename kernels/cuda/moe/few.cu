@@ -1,0 +1,342 @@
+// archs: 90a
+// Fused MXFP4 experts for 1 to 8 tokens: routing, gate_up, SwiGLU, down, weighted sum and residual in one persistent grid.
+//
+// What bounds a layer of one token is not its 53 MB (11.4 us) but what lies around them: the routing before the first byte, the wait
+// of down for everybody's activations, the last sums, a second grid. So:
+//   - Every warp knows its own jobs (few.cuh) and keeps a ring of bulk copies full across both matrices: while blocks wait for each
+//     other between the two, down's weights arrive.
+//   - The two blocks of a cluster own output strips over all experts and finish them, each half of the rows: no second grid.
+//
+// Invariant: all clusters of the grid are resident at once and dependents start only when all blocks run, so that a block may wait
+// for activations of another.
+// Invariant: the order of every sum is fixed by shapes and routing, never by timing: results are bitwise repeatable.
+// Refuses: more than 8 tokens, K above 2880, shapes that do not fit.
+#include <cuda_bf16.h>
+
+#include "gossamer/launch.cuh"
+#include "gossamer/ptx/sm90.cuh"
+#include "few.cuh"
+#include "plan.cuh"
+#include "tile.cuh"
+
+namespace gossamer::moe::few {
+namespace {
+
+// Words of the workspace's zeroed region, behind `ready` of the other tactics: blocks that arrived, and that saw all arrive.
+constexpr int kArrived = 192, kLeft = 224;
+
+#ifdef GOSSAMER_TRACE
+__device__ long long trace[264][16];
+#define TRACE(i) do { if (threadIdx.x == 0) trace[blockIdx.x][i] = clock64(); } while (0)
+#else
+#define TRACE(i)
+#endif
+
+// Two copies of five tiles a warp. More would be faster alone and slower among its neighbours: the shared memory of a multiprocessor
+// is divided anew, and both kernels wait for it, wherever the next one wants much less.
+constexpr int kStages = 2, kChunk = 5, kStageBytes = kChunk * mxfp4::kTileBytes;
+
+struct Control {
+  uint64_t full[kWarps][kStages];
+  Job jobs[kWarps][kMaxJobs];
+  RouteTable table;
+};
+constexpr int kControlBytes = (sizeof(Control) + 127) / 128 * 128;
+
+struct Sizes {  // of the parts of shared memory
+  int columns, sums;
+  int gate_up_column, down_column;  // one token's or slot's
+};
+
+// The copies of a warp's jobs, requested ahead of its products.
+struct Copies {
+  const GossamerMoeArgs& p;
+  const Job* jobs;
+  uint32_t ring, full;  // shared addresses of this warp's
+  uint64_t policy;
+  Counts count = {};
+  const uint8_t* source = nullptr;
+  int job = -1, left = 0, stage = 0;  // tiles left of the job
+
+  __device__ __forceinline__ void seek() {
+    if (++job >= count.all) return;
+    left = jobs[job].tiles;
+    source = static_cast<const uint8_t*>(job < count.gate_up ? p.gate_up : p.down) + static_cast<size_t>(jobs[job].tile) * mxfp4::kTileBytes;
+  }
+  // Requests the next chunk, if there is one.
+  __device__ __forceinline__ void next() {
+    if (left == 0) return;
+    const uint32_t bytes = min(left, kChunk) * mxfp4::kTileBytes, bar = full + stage * 8;
+    if ((threadIdx.x & 31) == 0) {
+      ptx::barrier_expect(bar, bytes);
+      ptx::bulk_load(ring + stage * kStageBytes, source, bytes, bar, policy);
+    }
+    source += bytes;
+    left -= min(left, kChunk);
+    stage ^= 1;
+    if (left == 0) seek();
+  }
+};
+
+// Sums of one job: a strip's 16 rows by the group's tokens. `column`: this lane's part of its token's column.
+__device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies& copies, int& stage, uint32_t& parity, float (&acc)[4]) {
+  const uint32_t lane = threadIdx.x & 31, code_at = copies.ring + 16 * lane, scale_at = copies.ring + mxfp4::kCodeBytes + 4 * (lane / 4);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) acc[i] = 0.f;
+#pragma unroll 1
+  for (int left = tiles; left > 0; left -= kChunk, column += kChunk * 128) {
+    const uint32_t code = code_at + stage * kStageBytes, scale = scale_at + stage * kStageBytes;
+    ptx::barrier_wait(copies.full + stage * 8, parity);
+    Operands o[2];
+    o[0].load(code, scale, column);
+    if (left >= kChunk) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        if (i + 1 < kChunk) o[(i + 1) & 1].load(code + (i + 1) * mxfp4::kTileBytes, scale + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128);
+        multiply(o[i & 1], acc);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kChunk - 1; ++i) {
+        if (i >= left) break;
+        if (i + 1 < left) o[(i + 1) & 1].load(code + (i + 1) * mxfp4::kTileBytes, scale + (i + 1) * mxfp4::kTileBytes, column + (i + 1) * 128);
+        multiply(o[i & 1], acc);
+      }
+    }
+    __syncwarp();
+    copies.next();
+    stage ^= 1;
+    if (stage == 0) parity ^= 1;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) acc[i] *= kUnscale;
+}
+
+// Routing of one token, by one warp. (By all, every multiprocessor would read the same lines twelve times: 2 us.)
+__device__ __forceinline__ void route_one(RouteTable& table, const GossamerMoeArgs& p) {
+  route_tokens(table, p, 0, 1);
+  __syncwarp();
+  const uint32_t packed = table.ids[0];
+  if ((threadIdx.x & 31) == 0) {
+    int groups = 0;
+#pragma unroll
+    for (int k = 0; k < kTopK; ++k) {
+      const uint32_t e = (packed >> (8 * k)) & 255u;
+      if (e != kNoExpert) table.group[groups++] = {static_cast<uint16_t>(e), 1, {static_cast<uint8_t>(k)}};
+    }
+    table.groups = groups;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant__ GossamerMoeArgs p, const __grid_constant__ Sizes sizes) {
+  TRACE(0);
+  extern __shared__ __align__(128) uint8_t shared[];
+  uint8_t* const ring = shared;
+  uint8_t* const columns = ring + kWarps * kStages * kStageBytes;
+  float* const sums = reinterpret_cast<float*>(columns + sizes.columns);  // [block of the cluster][owned strip][slot][8 rows]
+  Control& c = *reinterpret_cast<Control*>(columns + sizes.columns + sizes.sums);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int rank = static_cast<int>(ptx::cluster_rank()), slots = p.tokens * kTopK;
+  const Shape s = shape_of(p.hidden_size, p.intermediate);
+  const Part part(s, rank);
+  const Workspace ws = workspace_of(p.tokens, p.hidden_size, p.intermediate);
+  uint8_t* const workspace = static_cast<uint8_t*>(p.workspace);
+  int* const arrived = reinterpret_cast<int*>(workspace + ws.ready) + kArrived;
+  __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
+
+  if (lane < kStages) ptx::barrier_init(&c.full[warp][lane], 1);
+  ptx::barrier_init_fence();
+  if (p.tokens > 1)
+    for (int i = threadIdx.x; i < 2 * kMaxExperts; i += kThreads) c.table.members[i / 2][i % 2] = 0;
+  Copies copies = {p, c.jobs[warp], ptx::shared_address(ring + warp * kStages * kStageBytes), ptx::shared_address(c.full[warp]), ptx::evict_first_policy()};
+  // One token on a rank with all experts has four groups, whatever they are: the jobs need not wait for the routing.
+  Job job = {};
+  if (p.tokens == 1) copies.count = plan(job, s, part, kTopK);
+  __syncthreads();
+  ptx::dependency_wait();
+  ptx::launch_dependents();
+  TRACE(1);
+
+  // The tokens' values are under way while the routing is found.
+  uint4 x[kMaxTokens];
+#pragma unroll
+  for (int i = 0; i < kMaxTokens; ++i)
+    x[i] = i < p.tokens && threadIdx.x * 8 < p.hidden_size ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(i) * p.hidden_size) + threadIdx.x)
+                                                           : make_uint4(0, 0, 0, 0);
+  if (p.tokens == 1) {
+    if (warp == 0) route_one(c.table, p);
+    __syncthreads();
+  } else {
+    route_tokens(c.table, p, warp, kWarps);
+    route_groups(c.table, p);  // begins and ends with a block barrier
+  }
+  TRACE(9);
+  if (p.tokens > 1 || c.table.groups != kTopK) copies.count = plan(job, s, part, c.table.groups);
+  if (lane < copies.count.all) {
+    const bool down = lane >= copies.count.gate_up;
+    job.tile += c.table.group[job.group].expert * (down ? s.down_strips * s.down_tiles : s.gate_up_strips * s.gate_up_tiles);
+    c.jobs[warp][lane] = job;
+  }
+  __syncwarp();
+  copies.seek();
+#pragma unroll 1
+  for (int i = 0; i < kStages; ++i) copies.next();
+  TRACE(2);
+#pragma unroll
+  for (int i = 0; i < kMaxTokens; ++i)
+    if (i < p.tokens && threadIdx.x < s.gate_up_tiles * 8) store_eight(columns + i * sizes.gate_up_column, threadIdx.x, times_2_100(x[i]));
+  __syncthreads();
+  TRACE(11);
+
+  int stage = 0, at = 0;
+  uint32_t parity = 0;
+  float acc[4];
+  const uint32_t columns_at = ptx::shared_address(columns) + t * 16;
+#pragma unroll 1
+  for (; at < copies.count.gate_up; ++at) {
+    const Job now = c.jobs[warp][at];
+    const Group& group = c.table.group[now.group];
+    const int n = group.count;
+    // An unused column of B repeats the last token; its sums are dropped.
+    const int token = group.slots[min(g, n - 1)] / kTopK;
+    // bf16 bits, converted after the products: an earlier use would wait for memory here
+    const uint32_t bias = ptx::load_word(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + (static_cast<size_t>(group.expert) * s.gate_up_strips + now.strip) * 16 + 2 * g);
+    multiply_job(now.tiles, columns_at + token * sizes.gate_up_column, copies, stage, parity, acc);
+    const float gate_bias = ptx::bf16_low(bias), up_bias = ptx::bf16_high(bias);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (2 * t + j >= n) continue;
+      const float gate = fminf(acc[j] + gate_bias, p.swiglu_limit), up = fminf(fmaxf(acc[2 + j] + up_bias, -p.swiglu_limit), p.swiglu_limit);
+      const float value = __fdividef((up + 1.f) * gate, 1.f + __expf(-p.swiglu_alpha * gate));
+      activations[static_cast<size_t>(group.slots[2 * t + j]) * p.intermediate + now.strip * 8 + g] = __float2bfloat16(value);
+    }
+  }
+  TRACE(3);
+
+  // What the last sums need besides, under way meanwhile.
+  const int out_token = threadIdx.x / 64, out_strip = threadIdx.x / 8 % 8, out_row = threadIdx.x % 8;  // owned strips are at most eight
+  const int column = (part.own + out_strip) * 16 + rank * 8 + out_row;
+  uint32_t residual[2] = {}, bias[2][kTopK] = {};
+  constexpr int kRound = kThreads / 64;  // tokens finished at once
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = out_token + i * kRound;
+    if (token >= p.tokens || out_strip >= part.owned) continue;
+    const uint32_t ids = c.table.ids[token];
+    if (p.residual) residual[i] = static_cast<const uint16_t*>(p.residual)[static_cast<size_t>(token) * p.hidden_size + column];
+#pragma unroll
+    for (int k = 0; k < kTopK; ++k) {
+      const uint32_t e = (ids >> (8 * k)) & 255u;
+      if (e != kNoExpert && p.down_bias) bias[i][k] = ptx::load_half(static_cast<const __nv_bfloat16*>(p.down_bias) + static_cast<size_t>(e) * p.hidden_size + column);
+    }
+  }
+
+  // All activations: every block's.
+  __syncthreads();
+  TRACE(4);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    ptx::release_add(arrived, 1);
+    while (ptx::acquire_load(arrived) < static_cast<int>(gridDim.x)) {
+    }
+  }
+  __syncthreads();
+  TRACE(5);
+  // This block's half of K, of every slot.
+  constexpr int kAtOnce = kThreads / kHalfEights, kBatch = 8;
+  const int eight = threadIdx.x % kHalfEights, value_at = part.tile * 8 + eight;
+#pragma unroll 1
+  for (int first = threadIdx.x / kHalfEights; first < slots; first += kAtOnce * kBatch) {
+    uint4 y[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int slot = first + i * kAtOnce;
+      y[i] = slot < slots && value_at * 8 < p.intermediate && ((c.table.ids[slot / kTopK] >> (slot % kTopK * 8)) & 255u) != kNoExpert
+                 ? __ldcg(reinterpret_cast<const uint4*>(activations + static_cast<size_t>(slot) * p.intermediate) + value_at)
+                 : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (first + i * kAtOnce < slots && eight < part.tiles * 8) store_eight(columns + (first + i * kAtOnce) * sizes.down_column, eight, times_2_100(y[i]));
+  }
+  __syncthreads();
+  TRACE(6);
+  // The last block to have seen all leaves both counts as they were.
+  if (threadIdx.x == 0 && atomicAdd(arrived + (kLeft - kArrived), 1) == static_cast<int>(gridDim.x) - 1) arrived[0] = arrived[kLeft - kArrived] = 0;
+
+#pragma unroll 1
+  for (; at < copies.count.all; ++at) {
+    const Job now = c.jobs[warp][at];
+    const Group& group = c.table.group[now.group];
+    const int n = group.count;
+    multiply_job(now.tiles, columns_at + group.slots[min(g, n - 1)] * sizes.down_column, copies, stage, parity, acc);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (2 * t + j >= n) continue;
+      float* to = sums + ((rank * part.owned + now.strip - part.own) * slots + group.slots[2 * t + j]) * 8 + g;
+      ptx::cluster_store(to, 0, acc[j]);
+      ptx::cluster_store(to, 1, acc[2 + j]);
+    }
+  }
+  TRACE(7);
+  ptx::cluster_sync();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = out_token + i * kRound;
+    if (token >= p.tokens || out_strip >= part.owned) continue;
+    const uint32_t ids = c.table.ids[token];
+    float v[kTopK];
+#pragma unroll
+    for (int k = 0; k < kTopK; ++k) {
+      v[k] = 0.f;
+      if (((ids >> (8 * k)) & 255u) == kNoExpert) continue;
+      const float* from = sums + (out_strip * slots + token * kTopK + k) * 8 + out_row;
+      v[k] = c.table.weights[token * kTopK + k] * (from[0] + from[part.owned * slots * 8] + ptx::bf16_low(bias[i][k]));
+    }
+    static_cast<__nv_bfloat16*>(p.output)[static_cast<size_t>(token) * p.hidden_size + column] = __float2bfloat16(ptx::bf16_low(residual[i]) + ((v[0] + v[1]) + (v[2] + v[3])));
+  }
+  TRACE(8);
+}
+
+int blocks = 0;  // of the grid, all resident at once; 0 where the device does not run this kernel
+
+int launch_few(const GossamerMoeArgs& p, cudaStream_t stream) {
+  const Shape s = shape_of(p.hidden_size, p.intermediate);
+  const int groups = p.tokens * kTopK < p.experts_local ? p.tokens * kTopK : p.experts_local;
+  Sizes sizes = {};
+  sizes.gate_up_column = column_bytes(s.gate_up_tiles);
+  sizes.down_column = column_bytes((s.down_tiles + 1) / kCluster);
+  const int tokens = p.tokens * sizes.gate_up_column, slots = p.tokens * kTopK * sizes.down_column;
+  sizes.columns = tokens > slots ? tokens : slots;
+  sizes.sums = kCluster * most_owned(s, blocks) * p.tokens * kTopK * 8 * 4;
+  const int bytes = kWarps * kStages * kStageBytes + sizes.columns + sizes.sums + kControlBytes;
+  if (bytes > kMaxSharedBytes || most_owned(s, blocks) > kMaxOwned || s.down_tiles < kCluster || most_jobs(s, groups, blocks) > kMaxJobs) return GOSSAMER_BAD_TACTIC;
+  return launch_cluster(few_kernel, dim3(blocks), dim3(kThreads), kCluster, bytes, stream, true, p, sizes);
+}
+
+}  // namespace
+
+void prepare() {
+  if (allow_shared(few_kernel, kMaxSharedBytes)) blocks = kCluster * resident_clusters(few_kernel, dim3(kThreads), kCluster, kMaxSharedBytes);
+  cudaGetLastError();
+}
+
+int run(const GossamerMoeArgs& p, cudaStream_t stream) {
+  if (blocks == 0 || p.tokens > kMaxTokens) return GOSSAMER_BAD_TACTIC;
+  return launch_few(p, stream);
+}
+
+}  // namespace gossamer::moe::few
+
+#ifdef GOSSAMER_TRACE
+#include <cstdio>
+extern "C" void gossamer_few_trace() {
+  static long long t[264][16];
+  cudaMemcpyFromSymbol(t, gossamer::moe::few::trace, sizeof t);
+  for (int b = 0; b < 132; b += 13) {
+    std::printf("few %3d:", b);
+    for (int i : {0, 1, 9, 2, 11, 3, 4, 5, 6, 7, 8}) std::printf(" %d:%lld", i, t[b][i] ? t[b][i] - t[b][1] : -1);
+    std::printf("\n");
+  }
+}
+#endif
