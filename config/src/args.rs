@@ -3,8 +3,8 @@
 //! No field has a default here: an absent flag must stay distinguishable from a given one until all sources are merged.
 
 use crate::values::{
-    Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret, fraction, seconds,
-    tokens,
+    AttentionArithmetic, Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret,
+    fraction, seconds, tokens,
 };
 use clap::Args;
 use std::{net::IpAddr, path::PathBuf, time::Duration};
@@ -111,6 +111,10 @@ pub struct ServeArgs {
     /// Type that experts may take activations in: fp8 allows faster tactics on GPUs that round them [default: auto]
     #[arg(long, value_enum, help_heading = "Device")]
     pub moe_activation_dtype: Option<MoeActivationDtype>,
+    /// What attention may compute in: fp8 (needs --kv-cache-dtype fp8) allows tactics on GPUs that round queries and
+    /// probabilities as well [default: auto]
+    #[arg(long, value_enum, help_heading = "Device")]
+    pub attention_arithmetic: Option<AttentionArithmetic>,
     /// Backend of the fused MoE [default: auto]
     #[arg(long, value_name = "NAME", help_heading = "Device")]
     pub moe_backend: Option<String>,

@@ -25,4 +25,6 @@ pub use layers::{ENV_PREFIX, Resolved, expand_short_flags, resolve};
 pub use model::{LayerKind, ModelConfig, ModelConfigError};
 pub use recipe::{RECIPES, Recipe};
 pub use serve::{Parallel, ServeConfig};
-pub use values::{Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret};
+pub use values::{
+    AttentionArithmetic, Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret,
+};

@@ -1,7 +1,8 @@
 //! The resolved configuration, and the rules that span several flags.
 
 use crate::{
-    ConfigError, Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat, MoeActivationDtype, Secret, ServeArgs,
+    AttentionArithmetic, ConfigError, Device, Disaggregate, Dtype, KvCacheDtype, LoadFormat,
+    MoeActivationDtype, Secret, ServeArgs,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -48,6 +49,7 @@ pub struct ServeConfig {
     /// `None`: one per core.
     pub cpu_threads: Option<u32>,
     pub moe_activation_dtype: MoeActivationDtype,
+    pub attention_arithmetic: AttentionArithmetic,
     /// `None`: chosen by what the backends can do.
     pub moe_backend: Option<String>,
     /// `None`: chosen by what the backends can do.
@@ -147,6 +149,7 @@ impl ServeConfig {
             device,
             cpu_threads: args.cpu_threads.map(|count| at_least_one("cpu-threads", count)).transpose()?,
             moe_activation_dtype: args.moe_activation_dtype.unwrap_or(MoeActivationDtype::Auto),
+            attention_arithmetic: args.attention_arithmetic.unwrap_or(AttentionArithmetic::Auto),
             moe_backend: args.moe_backend.filter(|name| name != "auto"),
             attention_backend: args.attention_backend.filter(|name| name != "auto"),
             backend_dir: args.backend_dir,
@@ -214,6 +217,12 @@ impl ServeConfig {
         if let Some(threads) = self.cpu_threads.filter(|threads| *threads > MOST_CPU_THREADS) {
             return invalid(format!("--cpu-threads: expected at most {MOST_CPU_THREADS}, got {threads}"));
         }
+        if self.attention_arithmetic == AttentionArithmetic::Fp8 && self.kv_cache_dtype != KvCacheDtype::Fp8 {
+            return invalid(
+                "--attention-arithmetic fp8 needs keys and values in E4M3; add --kv-cache-dtype fp8, or leave it at auto"
+                    .into(),
+            );
+        }
         if self.stall_timeout < Duration::from_millis(100) {
             return invalid(format!(
                 "--stall-timeout: expected at least 0.1 s, got {:?}",
@@ -256,6 +265,9 @@ impl ServeConfig {
         }
         if self.device == Device::Cpu && self.moe_activation_dtype == MoeActivationDtype::Fp8 {
             return refuse("--moe-activation-dtype fp8 on CPUs".into(), "leave it at auto");
+        }
+        if self.device == Device::Cpu && self.attention_arithmetic == AttentionArithmetic::Fp8 {
+            return refuse("--attention-arithmetic fp8 on CPUs".into(), "leave it at auto");
         }
         Ok(())
     }

@@ -40,6 +40,16 @@ pub enum MoeActivationDtype {
     Fp8,
 }
 
+/// What attention may compute in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum AttentionArithmetic {
+    /// The activations' type; an E4M3 cache is widened exactly.
+    Auto,
+    /// E4M3, where a tactic of it is the fastest: with an E4M3 cache, queries and probabilities are rounded to four bits of precision too.
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
 /// Type of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum KvCacheDtype {

@@ -18,6 +18,7 @@ pub fn options() -> GraphOptions {
         block_size: 64,
         max_logprobs: 20,
         allow_fp8_experts: false,
+        allow_fp8_attention: false,
     }
 }
 

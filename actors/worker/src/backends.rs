@@ -102,8 +102,8 @@ impl OpenBackends {
             driver: self.device.1.clone(),
             plugins: self.files.iter().map(id).collect::<Result<_, _>>()?,
             model: format!(
-                "{model:?} {:?} {:?} {:?}",
-                config.dtype, config.kv_cache_dtype, config.moe_activation_dtype
+                "{model:?} {:?} {:?} {:?} {:?}",
+                config.dtype, config.kv_cache_dtype, config.moe_activation_dtype, config.attention_arithmetic
             ),
             layout: format!("tp{} pp{} dp{}", parallel.tensor, parallel.pipeline, parallel.data),
         })

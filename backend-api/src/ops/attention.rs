@@ -74,6 +74,8 @@ pub struct AttentionDesc {
     /// 1: every sequence of a launch has exactly one query row. 0: any number, also a mix. A step that only decodes, or the
     /// decoding part of a mixed one, is launched under the first description, everything else under the second.
     pub single: u32,
+    /// 1: with an E4M3 cache, tactics that round queries and probabilities to E4M3 too are allowed; their names end in `-fp8`.
+    pub allow_fp8: u32,
 }
 
 /// Arguments of [`AttentionDesc`].

@@ -189,6 +189,7 @@ impl Builder<'_> {
             kv: activation,
             scale: 0.125,
             single: 0,
+            allow_fp8: 0,
         };
         let blocks = len.div_ceil(size);
         let tokens = queries * batch;

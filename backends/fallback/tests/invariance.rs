@@ -291,6 +291,7 @@ proptest! {
             kv,
             scale: 0.125,
             single: 0,
+            allow_fp8: 0,
         };
         let sequence = Sequence::new(desc, len, seed);
         let others: Vec<(u32, u32)> =

@@ -6,7 +6,8 @@
 //!
 //! Attention of single queries, split over blocks along the keys, for any number of sequences; other attention by the portable
 //! kernel, so that `--attention-backend trtllm-gen` runs any step. Rotary embedding with the KV write, for any number of tokens.
-//! Both take caches in bfloat16 and E4M3.
+//! Both take caches in bfloat16 and E4M3; with E4M3, and where the description allows it, one more tactic of single queries
+//! multiplies in E4M3 as well.
 //!
 //! It refuses experts without their router and sum: its kernel has all of it inside. Repacking is the `fallback`'s.
 //!
@@ -96,6 +97,11 @@ fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
 
 fn check_rope(desc: &RopeKvWriteDesc) -> Result<(), String> {
     check_heads(desc.activation, desc.kv, (desc.heads, desc.kv_heads), (desc.head_dim, desc.block_size))
+}
+
+/// Whether queries and probabilities may be rounded to E4M3, as keys and values are: a tactic of its own.
+fn rounds(desc: &AttentionDesc) -> bool {
+    desc.allow_fp8 == 1 && desc.kv == DType::F8E4M3
 }
 
 /// Whether the streaming kernel takes the shape.
@@ -278,7 +284,7 @@ unsafe fn launch_attention(
     // SAFETY: handed on; the launcher compares the workspace with what it needs.
     let status = unsafe {
         match desc.single {
-            1 => kernels::decode_attention(desc, args, space, launch.stream),
+            1 => kernels::decode_attention(desc, args, launch.tactic, space, launch.stream),
             _ => kernels::portable_attention(desc, args, launch.stream),
         }
     };
@@ -323,8 +329,15 @@ impl KernelBackend for FewTokens {
                 }
             }
             OpDesc::Attention(desc) => {
-                let name = if desc.single == 1 { "split-kv" } else { "portable" };
-                vec![tactic(0, name.to_owned(), Layout::CHECKPOINT)]
+                let names = match (desc.single, rounds(desc)) {
+                    (1, true) => &["split-kv", "split-kv-fp8"][..],
+                    (1, false) => &["split-kv"],
+                    _ => &["portable"],
+                };
+                (0..)
+                    .zip(names)
+                    .map(|(id, name)| tactic(id, (*name).to_owned(), Layout::CHECKPOINT))
+                    .collect()
             }
             OpDesc::RopeKvWrite(_) => vec![tactic(0, "warps".to_owned(), Layout::CHECKPOINT)],
             _ => Vec::new(),
@@ -441,12 +454,19 @@ mod tests {
             kv: DType::F8E4M3,
             scale: 0.125,
             single: 1,
+            allow_fp8: 0,
         };
-        for (single, name) in [(1, "split-kv"), (0, "portable")] {
-            for tokens in [1, 64, 8192] {
-                let tactics = backend.tactics(&OpDesc::Attention(AttentionDesc { single, ..desc }), tokens);
-                assert_eq!(tactics.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), [name], "{tokens}");
-            }
+        let names = |desc, tokens| {
+            let tactics = backend.tactics(&OpDesc::Attention(desc), tokens);
+            tactics.into_iter().map(|tactic| tactic.name).collect::<Vec<_>>()
+        };
+        for tokens in [1, 64, 8192] {
+            assert_eq!(names(desc, tokens), ["split-kv"], "{tokens}");
+            assert_eq!(names(AttentionDesc { single: 0, ..desc }, tokens), ["portable"], "{tokens}");
+            // Rounding is a tactic where it is allowed and keys are codes already.
+            let allowed = AttentionDesc { allow_fp8: 1, ..desc };
+            assert_eq!(names(allowed, tokens), ["split-kv", "split-kv-fp8"], "{tokens}");
+            assert_eq!(names(AttentionDesc { kv: DType::BF16, ..allowed }, tokens), ["split-kv"], "{tokens}");
         }
         let refused = [
             AttentionDesc { heads: 72, ..desc },

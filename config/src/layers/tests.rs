@@ -140,6 +140,10 @@ fn what_does_not_exist_yet_is_refused_by_name() {
         (&["--enable-expert-parallel"], "--enable-expert-parallel"),
         (&["--disaggregate", "prefill=1,decode=1"], "--disaggregate"),
         (&["--device", "cpu", "--moe-activation-dtype", "fp8"], "--moe-activation-dtype fp8"),
+        (
+            &["--device", "cpu", "--kv-cache-dtype", "fp8", "--attention-arithmetic", "fp8"],
+            "--attention-arithmetic fp8",
+        ),
     ] {
         let error = case.error(args, &[]);
         assert!(error.starts_with("not supported yet: ") && error.contains(word), "{error}");
@@ -156,6 +160,8 @@ fn ranges_are_checked() {
         (&["--gpu-memory-utilization", "1.5"], "at most 1"),
         (&["--sim-script", "x"], "need --device sim"),
         (&["--block-size", "16"], "expected 64"),
+        (&["--attention-arithmetic", "fp8"], "add --kv-cache-dtype fp8"),
+        (&["--attention-arithmetic", "fp8", "--kv-cache-dtype", "bf16"], "add --kv-cache-dtype fp8"),
         (&["--cpu-threads", "9999"], "expected at most 1024, got 9999"),
         (&["--disaggregate", "prefill=0,decode=1"], "expected prefill=N,decode=M"),
         (&["/nonexistent/model"], "does not exist"),

@@ -23,6 +23,9 @@ pub struct AutotuneArgs {
     /// Type that experts may take activations in: auto or fp8
     #[arg(long)]
     moe_activation_dtype: Option<String>,
+    /// What attention may compute in: auto or fp8
+    #[arg(long)]
+    attention_arithmetic: Option<String>,
     /// Where weights come from: auto, safetensors or dummy
     #[arg(long)]
     load_format: Option<String>,
@@ -41,6 +44,7 @@ impl AutotuneArgs {
             }
         };
         flag("--moe-activation-dtype", self.moe_activation_dtype.clone().map(Into::into));
+        flag("--attention-arithmetic", self.attention_arithmetic.clone().map(Into::into));
         flag("--load-format", self.load_format.clone().map(Into::into));
         flag("--max-num-batched-tokens", self.max_num_batched_tokens.map(|tokens| tokens.to_string().into()));
         // A step of a few tokens has few sequences; the draw is tuned for as many as there can be.

@@ -167,10 +167,12 @@ inline void named_barrier(int id, int threads, bool wait) {
 template <class... P, class... A>
 void run_grid(void (*kernel)(P...), dim3 grid, dim3 threads, A... args) {
   grid_size = grid, block_size = threads;
-  for (unsigned i = 0; i < grid.x; ++i) {
-    block_index = {i, 0, 0};
-    run_block(static_cast<int>(threads.x), [&] { kernel(args...); });
-  }
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        block_index = {x, y, z};
+        run_block(static_cast<int>(threads.x), [&] { kernel(args...); });
+      }
 }
 
 }  // namespace emulation
@@ -205,9 +207,27 @@ inline uint32_t __shfl_up_sync(unsigned, uint32_t v, int lanes) {
   const int lane = emulation::thread_number() % 32;
   return emulation::warp_collective(v, [&](const uint32_t* all) { return lane >= lanes ? all[lane - lanes] : v; });
 }
+template <class T>
+T __shfl_sync(unsigned, T v, int from) {
+  static_assert(sizeof(T) == 4);
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  bits = emulation::warp_collective(bits, [&](const uint32_t* all) { return all[from & 31]; });
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
 inline bool __any_sync(unsigned, bool v) {
   return emulation::warp_collective(v, [](const uint32_t* all) { return std::any_of(all, all + 32, [](uint32_t x) { return x; }); });
 }
+inline uint32_t __ballot_sync(unsigned, bool v) {
+  return emulation::warp_collective(v, [](const uint32_t* all) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= all[i] << i;
+    return bits;
+  });
+}
+inline int __popc(uint32_t v) { return __builtin_popcount(v); }
+inline int __ffs(uint32_t v) { return __builtin_ffs(static_cast<int>(v)); }
 inline void __syncwarp() { emulation::warp_collective(0, [](const uint32_t*) { return 0; }); }
 inline void __syncthreads() { emulation::named_barrier(0, static_cast<int>(emulation::block_size.x), true); }
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
@@ -238,10 +258,20 @@ template <class T>
 T __ldg(const T* p) {
   return *p;
 }
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcg(T* p, T v) {
+  *p = v;
+}
+inline void __threadfence() {}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
-inline uint32_t atomicAdd(uint32_t* p, uint32_t v) {
-  const uint32_t before = *p;
+template <class T, class V>
+T atomicAdd(T* p, V v) {
+  const T before = *p;
   *p += v;
   return before;
 }

@@ -120,6 +120,7 @@ launchers! {
     fn gossamer_decode_attention_op(
         desc: *const AttentionDesc,
         args: *const AttentionArgs,
+        tactic: c_int,
         workspace: *mut c_void,
         workspace_bytes: usize,
         stream: u64,

@@ -222,20 +222,21 @@ pub fn decode_workspace(desc: &AttentionDesc, sequences: u32) -> u64 {
     unsafe { ffi::gossamer_decode_attention_workspace(sequences as c_int, desc.kv_heads as c_int, 0) as u64 }
 }
 
-/// Attention of single queries, split along the keys.
+/// Attention of single queries, split along the keys. Tactic 1 rounds queries and probabilities to E4M3, where that is allowed.
 ///
 /// # Safety
 /// As the other launchers; `workspace` holds `bytes`.
 pub unsafe fn decode_attention(
     desc: &AttentionDesc,
     args: &AttentionArgs,
+    tactic: u32,
     (workspace, bytes): (u64, u64),
     stream: u64,
 ) -> Status {
     // SAFETY: handed on.
     Status::of(unsafe {
         let workspace = workspace as *mut c_void;
-        ffi::gossamer_decode_attention_op(desc, args, workspace, bytes as usize, stream)
+        ffi::gossamer_decode_attention_op(desc, args, tactic as c_int, workspace, bytes as usize, stream)
     })
 }
 

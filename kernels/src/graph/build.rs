@@ -17,6 +17,8 @@ pub struct GraphOptions {
     pub max_logprobs: u32,
     /// Whether experts may round activations to E4M3.
     pub allow_fp8_experts: bool,
+    /// Whether attention may round queries and probabilities to E4M3.
+    pub allow_fp8_attention: bool,
 }
 
 /// Builds the unfused graph of a model.
@@ -145,6 +147,7 @@ impl<'a> Builder<'a> {
             kv: kv_type,
             scale: 1.0 / (head_dim as f32).sqrt(),
             single: 0,
+            allow_fp8: u32::from(self.options.allow_fp8_attention && kv_type == DType::F8E4M3),
         };
         let sinks = self.normal(format!("{prefix}.self_attn.sinks"), &[heads], 0.0, 1.0);
         let out = self.activation(format!("attended.{layer}"), heads * head_dim);

@@ -14,7 +14,8 @@ use crate::slots::{SlotLimits, SlotTable};
 use crate::weights::{PACKED, Weights, WeightsError};
 use gossamer_backend_api::{DType, Layout};
 use gossamer_config::{
-    Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, MoeActivationDtype, ServeConfig,
+    AttentionArithmetic, Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, MoeActivationDtype,
+    ServeConfig,
 };
 use gossamer_kernels::graph::{self, Graph, GraphOptions};
 use gossamer_kernels::passes::{self, Applied};
@@ -80,6 +81,8 @@ pub struct ModelOptions {
     pub kv: DType,
     /// Whether experts may round activations to E4M3.
     pub allow_fp8_experts: bool,
+    /// Whether attention may round queries and probabilities to E4M3.
+    pub allow_fp8_attention: bool,
     /// Tokens per KV block.
     pub block_size: u32,
     /// Sequences in a step.
@@ -120,6 +123,7 @@ impl ModelOptions {
                 KvCacheDtype::Fp8 => DType::F8E4M3,
             },
             allow_fp8_experts: config.moe_activation_dtype == MoeActivationDtype::Fp8,
+            allow_fp8_attention: config.attention_arithmetic == AttentionArithmetic::Fp8,
             block_size: config.block_size,
             max_num_seqs: config.max_num_seqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
@@ -152,6 +156,7 @@ impl ModelOptions {
             block_size: self.block_size,
             max_logprobs: self.max_logprobs,
             allow_fp8_experts: self.allow_fp8_experts,
+            allow_fp8_attention: self.allow_fp8_attention,
         };
         let mut graph = graph::build(config, &options);
         let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| {

@@ -33,6 +33,7 @@ pub fn options(activation: DType, max_num_batched_tokens: u32) -> ModelOptions {
         seed: 0,
         disabled_passes: BTreeSet::new(),
         allow_fp8_experts: false,
+        allow_fp8_attention: false,
         kernel_cache: None,
     }
 }

@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
   uint32_t heads, kv_heads, head_dim, block_size, window, sinks, activation, kv;
   float scale;
-  uint32_t single;
+  uint32_t single, allow_fp8;
 } GossamerAttentionDesc;
 typedef struct {
   uint64_t q;

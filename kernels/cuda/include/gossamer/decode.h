@@ -12,7 +12,9 @@ extern "C" {
 
 // Takes descriptions with `single`, bf16 queries, head_dim 64, blocks of 64 tokens, bf16 or E4M3 cache, at most 8 query heads per
 // KV head. Workspace: gossamer_decode_attention_workspace(sequences, kv_heads, 0) bytes, the first 4096 zero before the first use.
-int gossamer_decode_attention_op(const GossamerAttentionDesc*, const GossamerAttentionArgs*, void* workspace, size_t workspace_bytes, cudaStream_t);
+// GOSSAMER_DECODE_FP8 rounds queries and probabilities to E4M3 as well: E4M3 cache and `allow_fp8` only.
+enum { GOSSAMER_DECODE_EXACT = 0, GOSSAMER_DECODE_FP8 = 1 };
+int gossamer_decode_attention_op(const GossamerAttentionDesc*, const GossamerAttentionArgs*, int tactic, void* workspace, size_t workspace_bytes, cudaStream_t);
 
 // The same types and sizes; any number of tokens.
 int gossamer_rope_kv_op(const GossamerRopeKvWriteDesc*, const GossamerRopeKvWriteArgs*, cudaStream_t);

@@ -162,10 +162,17 @@ typedef struct {
   int window;               // keys in sight, 0: all
   int fp8;
   int group;                // query heads a KV head, at most 8; 0: 8
-  int splits;               // blocks a (token, KV head) at most; 0: the launcher's own choice
+  int splits;               // blocks or warps a (token, KV head), see `form`; 0: the launcher's own choice
   const void* prefetch;     // optional: weights of a later operation to bring into L2 meanwhile
   size_t prefetch_bytes;
+  int fp8_products;         // E4M3 only: queries and probabilities are rounded to E4M3 too
+  int form;                 // one of the following; 0: the launcher's own choice
 } GossamerDecodeAttentionArgs;
+enum {
+  GOSSAMER_DECODE_SPLIT = 1,    // up to `splits` blocks a row, through global memory
+  GOSSAMER_DECODE_CLUSTER = 2,  // `splits` blocks a row, through a cluster's shared memory: 1, 2, 4 or 8
+  GOSSAMER_DECODE_ROWS = 3,     // `splits` warps of a block a row: 1, 2, 4 or 8
+};
 size_t gossamer_decode_attention_workspace(int tokens, int kv_heads, int splits);
 int gossamer_decode_attention(const GossamerDecodeAttentionArgs* args, cudaStream_t stream);
 

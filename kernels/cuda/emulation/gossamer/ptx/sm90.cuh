@@ -51,6 +51,9 @@ inline void named_arrive(int id, int threads) { named_barrier(id, threads, false
 inline uint32_t cluster_rank() { fail("a cluster"); }
 inline void cluster_sync() { fail("a cluster"); }
 inline void cluster_arrive_if(uint64_t*, uint32_t, bool) { fail("a cluster"); }
+inline void cluster_arrive() { fail("a cluster"); }
+inline void cluster_wait() { fail("a cluster"); }
+inline void cluster_store(float4*, uint32_t, float4) { fail("a cluster"); }
 
 // --- cp.async ---
 template <int kBytes>
@@ -88,7 +91,21 @@ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
   });
 }
 
+inline void bulk_prefetch_l2(const void* p, uint32_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % 16 || bytes % 16 || bytes == 0 || bytes > 65536) fail("a bulk prefetch is not aligned, or empty");
+  for (uint32_t i = 0; i < bytes; i += 64) (void)static_cast<const volatile uint8_t*>(p)[i];
+}
+
 // --- global memory ---
+inline void prefetch_l2(const void* p) { (void)*static_cast<const volatile uint8_t*>(p); }
+inline uint4 load_streaming(const void* p) {
+  if (reinterpret_cast<uintptr_t>(p) % 16) fail("a load is not aligned");
+  return *static_cast<const uint4*>(p);
+}
+inline uint2 load_streaming_pair(const void* p) {
+  if (reinterpret_cast<uintptr_t>(p) % 8) fail("a load is not aligned");
+  return *static_cast<const uint2*>(p);
+}
 inline uint32_t load_word(const void* p) { return *static_cast<const uint32_t*>(p); }
 inline uint32_t load_byte(const void* p) { return *static_cast<const uint8_t*>(p); }
 inline void release_bits(uint32_t* p, uint32_t bits) { *p |= bits; }
@@ -134,6 +151,50 @@ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
 inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
 inline uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 inline uint32_t merge_bits(uint32_t a, uint32_t b, uint32_t mask) { return a | (b & mask); }
+// --- fragments: after the PTX manual. `rows` of A and C are g and g + 8, of B and columns of C 2t and 2t + 1 ---
+inline uint16_t floats_to_e4m3(float low, float high) {
+  return static_cast<uint16_t>(__nv_fp8_e4m3(low).__x | __nv_fp8_e4m3(high).__x << 8);
+}
+inline float e4m3_value(uint32_t code) {
+  __nv_fp8_e4m3 v;
+  v.__x = static_cast<uint8_t>(code);
+  return static_cast<float>(v);
+}
+inline float f16_value(uint32_t half) { return __half2float(emulation_bits<__half>(static_cast<uint16_t>(half))); }
+inline uint32_t e4m3_to_f16(uint32_t codes) {
+  const auto one = [](uint32_t code) { return static_cast<uint32_t>(emulation_bits<uint16_t>(__float2half(e4m3_value(code & 255)))); };
+  return one(codes) | one(codes >> 8) << 16;
+}
+// `value(word, i)` is element i of `kEach` in a register.
+template <int kEach, class Value>
+void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value value) {
+  const int lane = thread_number() % 32, g = lane / 4, t = lane % 4;
+  float add[4] = {};
+  uint32_t words[6][32];
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  for (int r = 0; r < 6; ++r) warp_collective(mine[r], [&](const uint32_t* all) { return std::copy(all, all + 32, words[r]) - words[r]; });
+  for (int half = 0; half < 2; ++half)  // of k
+    for (int quad = 0; quad < 4; ++quad)
+      for (int i = 0; i < kEach; ++i)
+        for (int e = 0; e < 4; ++e) add[e] += value(words[2 * half + e / 2][4 * g + quad], i) * value(words[4 + half][4 * (2 * t + e % 2) + quad], i);
+  for (int e = 0; e < 4; ++e) c[e] += add[e];
+}
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma<2>(c, a, b0, b1, [](uint32_t w, int i) { return bf16_bits(w >> 16 * i & 0xFFFF); });
+}
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma<2>(c, a, b0, b1, [](uint32_t w, int i) { return f16_value(w >> 16 * i & 0xFFFF); });
+}
+inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma<4>(c, a, b0, b1, [](uint32_t w, int i) { return e4m3_value(w >> 8 * i & 255); });
+}
+inline uint32_t transpose_matrix(uint32_t v) {
+  const int lane = thread_number() % 32, g = lane / 4, t = lane % 4;
+  return warp_collective(v, [&](const uint32_t* all) {
+    const auto at = [&](int row, int column) { return all[4 * row + column / 2] >> 16 * (column % 2) & 0xFFFF; };
+    return at(2 * t, g) | at(2 * t + 1, g) << 16;
+  });
+}
 template <int>
 void give_registers() {}
 template <int>

@@ -1,0 +1,82 @@
+// Decode attention, a row (token, KV head) over several blocks: few rows. The blocks of a row are a cluster and exchange their
+// results through its shared memory; or, where more than a cluster pay, they leave them in global memory and whichever block arrives
+// last adds them up.
+//
+// Invariant: partial results are combined in split order, whoever combines them: repeatable.
+// Invariant: how many splits a row has depends on its own length and on what the launch was given; the grid, on the latter alone. So a
+// captured launch stays right when lengths change, as long as none passes `max_kv`.
+#pragma once
+#include "decode_core.cuh"
+
+namespace gossamer::attention {
+
+constexpr int kSplitWarps = 8, kSplitThreads = 32 * kSplitWarps;
+constexpr int kMaxSplits = 64, kMaxCluster = 8;
+// Counters of arrivals come first in the workspace, in the part that starts as zeros.
+constexpr size_t kCounterBytes = 4096;
+constexpr int kMaxRows = kCounterBytes / sizeof(int);  // rows that may be split through global memory
+
+template <Math kM, bool kCluster>
+__global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_constant__ GossamerDecodeAttentionArgs p, int splits_most) {
+  __shared__ Merge merge[kSplitWarps];
+  __shared__ float4 exchange[kCluster ? kHeads : 1][32];  // [split][head of this block's][lane]: a Part
+  __shared__ int arrived;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
+
+  if (p.prefetch && threadIdx.x == 0) {
+    const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128, to = min((me + 1) * share, p.prefetch_bytes / 16 * 16);
+    for (size_t from = me * share; from < to; from += 16384)
+      ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
+  }
+  Stretch<kM, kSplitWarps> stretch(p, row, head);
+  const size_t out_row = p.query_starts ? p.query_starts[row] : row;
+  const int tile_first = stretch.token.template first_tile<kM>(), tiles = stretch.token.template end_tile<kM>() - tile_first;
+  // At least one tile a warp before a further split pays.
+  const int splits = kCluster ? splits_most : max(1, min(splits_most, (tiles + 2 * kSplitWarps - 1) / (2 * kSplitWarps)));
+  stretch.begin(tile_first + tiles * split / splits + warp, split < splits ? tile_first + tiles * (split + 1) / splits : 0, lane);
+  if constexpr (kCluster) ptx::cluster_arrive();  // this block runs: others may write to it
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  if (!kCluster && split >= splits) return;
+  Walk<kM> walk;
+  stretch.run(walk, query_of(p, out_row, head), p.group, score_scale<kM>(p, head), lane);
+  walk.put(merge[warp], lane);
+  __syncthreads();
+
+  // The block's result: a warp takes one head, a lane two dimensions.
+  Part mine = merge_pieces(kSplitWarps, [&](int i) { return part_of(merge[i], warp, lane); });
+  const RowEnd last = row_end<kM>(p, out_row, head);
+  if constexpr (kCluster) {
+    // Heads go round the cluster's blocks; each adds up its own.
+    ptx::cluster_wait();
+    const int heads_here = kHeads / splits;
+    ptx::cluster_store(&exchange[split * heads_here + warp / splits][lane], warp % splits, make_float4(mine.maximum, mine.sum, mine.y.x, mine.y.y));
+    ptx::cluster_sync();
+    const int own = warp * splits + split;
+    if (warp < heads_here)
+      write_part<kM>(last, own, lane, merge_pieces(splits, [&](int i) {
+                                         const float4 v = exchange[i * heads_here + warp][lane];
+                                         return Part{v.x, v.y, make_float2(v.z, v.w)};
+                                       }));
+  } else {
+    if (splits > 1) {
+      const int at = row * p.kv_heads + head;
+      int* const counters = static_cast<int*>(p.workspace);
+      float* const partials = reinterpret_cast<float*>(static_cast<uint8_t*>(p.workspace) + kCounterBytes) + static_cast<size_t>(at) * splits_most * kPartial;
+      store_partial(partials + split * kPartial, warp, lane, mine);
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0) arrived = atomicAdd(counters + at, 1);
+      __syncthreads();
+      if (arrived != splits - 1) return;
+      __threadfence();
+      if (threadIdx.x == 0) counters[at] = 0;
+      mine = merge_partials<kMaxSplits>(splits, [&](int i) { return partials + i * kPartial; }, warp, lane);
+    }
+    write_part<kM>(last, warp, lane, mine);
+  }
+}
+
+}  // namespace gossamer::attention
