@@ -87,6 +87,15 @@ __device__ __forceinline__ void prefetch_tile(const uint8_t* keys, const uint8_t
   else if (lane < 2 * kLines) ptx::prefetch_l2(values + 128 * (lane - kLines));
 }
 
+// This block's share of what a later operation will read, towards L2.
+__device__ __forceinline__ void prefetch_share(const GossamerDecodeAttentionArgs& p) {
+  if (!p.prefetch || threadIdx.x) return;
+  const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128, to = min((me + 1) * share, p.prefetch_bytes / 16 * 16);
+  for (size_t from = me * share; from < to; from += 16384)
+    ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
+}
+
 // One warp's result over some keys of a row (token, KV head).
 struct alignas(16) Merge {
   float o[kHeads][kDim + 4];

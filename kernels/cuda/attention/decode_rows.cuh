@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2) rows_kernel(const __grid_con
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, rows = p.tokens * p.kv_heads;
   const auto number = [&](int of_block) { return static_cast<int>(blockIdx.x) * kRows + of_block; };
   const auto out_row = [&](int token) { return static_cast<size_t>(p.query_starts ? p.query_starts[token] : token); };
+  prefetch_share(p);
   // Warps without a row take part in the last one, and write nothing.
   const int mine = min(number(warp / kRowWarps), rows - 1), token = mine / p.kv_heads, head = mine % p.kv_heads;
   Stretch<kM, kRowWarps> stretch(p, token, head);

@@ -24,12 +24,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
 
-  if (p.prefetch && threadIdx.x == 0) {
-    const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128, to = min((me + 1) * share, p.prefetch_bytes / 16 * 16);
-    for (size_t from = me * share; from < to; from += 16384)
-      ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
-  }
+  prefetch_share(p);
   Stretch<kM, kSplitWarps> stretch(p, row, head);
   const size_t out_row = p.query_starts ? p.query_starts[row] : row;
   const int tile_first = stretch.token.template first_tile<kM>(), tiles = stretch.token.template end_tile<kM>() - tile_first;
