@@ -33,7 +33,7 @@ mod repack;
 pub mod roofs;
 
 pub use backend::Fallback;
-pub use isa::Isa;
+pub use isa::{ISA_VARIABLE, Isa};
 pub use plugin::Plugin;
 
 gossamer_backend_api::export_backend!(Plugin, "fallback", env!("CARGO_PKG_VERSION"));

@@ -4,6 +4,7 @@ use crate::isa::{Core, prefetch};
 use crate::memory::Ptr;
 
 /// Rows that decode to groups of operands.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "some of it is for AMX tiles alone"))]
 pub trait Weights<C: Core>: Copy {
     /// Where a row lies.
     type Row: Copy;
