@@ -149,7 +149,7 @@ impl AttentionShape {
                         shapes.push(Self { desc: single, sequences: vec![(3, 7), (1, 777)], apart: 1 });
                     }
                     // Rounded queries and probabilities, where a backend has tactics of them.
-                    if kv == DType::F8E4M3 && activation == DType::BF16 {
+                    if kv == DType::F8E4M3 && activation == DType::BF16 && sinks == 1 {
                         let desc = AttentionDesc { allow_fp8: 1, ..single };
                         let sequences = lens.iter().map(|len| (1, *len)).collect();
                         shapes.push(Self { desc, sequences, apart: 0 });
