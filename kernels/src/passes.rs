@@ -3,8 +3,14 @@
 //! Invariant: a pass fires only where a backend that may be chosen says yes to the fused description, and leaves the
 //! graph as it was elsewhere. Every pass can be switched off by name, and the graph then still runs.
 
+mod all_reduce_norm;
+mod experts;
+mod finalize_slice;
 mod fused_moe;
 mod norm_gemm;
+mod pad_quantise;
+mod rope_kv_write;
+mod swiglu_quantise;
 
 use crate::graph::{Graph, TensorId};
 use gossamer_backend_api::OpDesc;
@@ -27,9 +33,39 @@ pub struct Pass {
 /// All passes, in the order in which they run.
 pub const PASSES: &[Pass] = &[
     Pass {
+        name: "rope-kv-write",
+        about: "rotation + scale of queries + KV-cache write become one operation",
+        apply: rope_kv_write::apply,
+    },
+    Pass {
+        name: "pad-quantise",
+        about: "padding + rounding to E4M3 become one operation",
+        apply: pad_quantise::apply,
+    },
+    Pass {
+        name: "swiglu-quantise",
+        about: "SwiGLU with clamp + rounding to E4M3 become one operation",
+        apply: swiglu_quantise::apply,
+    },
+    Pass {
+        name: "finalize-slice",
+        about: "the experts' sum + slice + residual become one operation",
+        apply: finalize_slice::apply,
+    },
+    Pass {
+        name: "experts",
+        about: "quantise + product + SwiGLU + product become one operation",
+        apply: experts::apply,
+    },
+    Pass {
         name: "fused-moe",
         about: "norm + route + experts + finalize become one operation",
         apply: fused_moe::apply,
+    },
+    Pass {
+        name: "all-reduce-norm",
+        about: "sum over ranks + residual + norm become one operation",
+        apply: all_reduce_norm::apply,
     },
     Pass {
         name: "norm-gemm",
@@ -81,73 +117,4 @@ fn readers(graph: &Graph, id: TensorId) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::graph::{Op, build};
-    use crate::test_model::{config, options};
-
-    fn kinds(graph: &Graph) -> Vec<&'static str> {
-        graph.nodes.iter().map(|node| node.op.desc().kind().label()).collect()
-    }
-
-    #[test]
-    fn with_every_fusion_a_layer_is_five_operations() {
-        let mut graph = build(&config(), &options());
-        let applied = run(&mut graph, &BTreeSet::new(), &|_| true);
-        assert_eq!(
-            applied,
-            [Applied { name: "fused-moe", times: 4 }, Applied { name: "norm-gemm", times: 5 }]
-        );
-        let layer = ["gemm", "rope-kv-write", "attention", "gemm", "moe-fused"];
-        let expected: Vec<_> =
-            ["embed"].into_iter().chain([layer; 4].concat()).chain(["gemm", "sample"]).collect();
-        assert_eq!(kinds(&graph), expected);
-    }
-
-    #[test]
-    fn nothing_fires_where_no_backend_can() {
-        let mut graph = build(&config(), &options());
-        let before = graph.clone();
-        let can = |desc: &OpDesc| match desc {
-            OpDesc::FusedMoe(_) => false,
-            OpDesc::Gemm(desc) => desc.norm == 0,
-            _ => true,
-        };
-        let applied = run(&mut graph, &BTreeSet::new(), &can);
-        assert!(applied.iter().all(|applied| applied.times == 0), "{applied:?}");
-        assert_eq!(graph, before);
-    }
-
-    #[test]
-    fn a_pass_can_be_switched_off_by_name() {
-        let mut graph = build(&config(), &options());
-        let disabled = parse_disabled(["fused-moe"]).unwrap();
-        run(&mut graph, &disabled, &|_| true);
-        assert!(graph.nodes.iter().any(|node| matches!(node.op, Op::Experts { .. })));
-        assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::FusedMoe { .. })));
-        let error = parse_disabled(["fuse-all"]).unwrap_err().to_string();
-        assert!(error.contains("'fuse-all'") && error.contains("norm-gemm"), "{error}");
-    }
-
-    #[test]
-    fn a_norm_with_two_readers_stays() {
-        let mut graph = build(&config(), &options());
-        // The router and the experts both read the second norm.
-        run(&mut graph, &parse_disabled(["fused-moe"]).unwrap(), &|_| true);
-        let norms = graph.nodes.iter().filter(|node| matches!(node.op, Op::RmsNorm { .. })).count();
-        assert_eq!(norms, 4);
-    }
-
-    #[test]
-    fn text_and_svg_show_alike_layers_once() {
-        let mut graph = build(&config(), &options());
-        let before = graph.text();
-        assert_eq!(before.matches("moe-experts").count(), 2, "{before}");
-        assert!(before.contains("layers 0, 2") && before.contains("layers 1, 3"), "{before}");
-        run(&mut graph, &BTreeSet::new(), &|_| true);
-        let after = graph.text();
-        assert!(after.contains("moe-fused") && !after.contains("moe-experts"), "{after}");
-        let svg = graph.svg("a < b");
-        assert!(svg.contains("a &lt; b") && svg.matches("<rect").count() == 14, "{svg}");
-    }
-}
+mod tests;

@@ -81,9 +81,10 @@ impl Backends {
         let mut able: Vec<_> = (0..self.list.len()).filter(|index| answers[*index] == Support::Yes).collect();
         let (flag, forced, heavy) = match desc.kind() {
             OpKind::Experts | OpKind::FusedMoe => (MOE_FLAG, self.moe, true),
-            OpKind::Route | OpKind::Finalize => (MOE_FLAG, self.moe, false),
+            OpKind::Route | OpKind::Finalize | OpKind::Combine => (MOE_FLAG, self.moe, false),
+            OpKind::ExpertProduct | OpKind::Swiglu | OpKind::Quantise => (MOE_FLAG, self.moe, false),
             OpKind::Attention => (ATTENTION_FLAG, self.attention, true),
-            OpKind::RopeKvWrite => (ATTENTION_FLAG, self.attention, false),
+            OpKind::RopeKvWrite | OpKind::Rope | OpKind::KvWrite => (ATTENTION_FLAG, self.attention, false),
             _ => ("", None, false),
         };
         if let Some(forced) = forced {

@@ -1,6 +1,6 @@
 //! A small model and backends with fixed answers, for the tests of this crate.
 
-use crate::graph::GraphOptions;
+use crate::graph::{GraphOptions, Shard};
 use gossamer_backend_api::{
     BackendError, DType, KernelBackend, Launch, Layout, OpDesc, RepackSource, Support, Tactic,
 };
@@ -19,6 +19,7 @@ pub fn options() -> GraphOptions {
         max_logprobs: 20,
         allow_fp8_experts: false,
         allow_fp8_attention: false,
+        shard: Shard::WHOLE,
     }
 }
 

@@ -39,6 +39,10 @@ const BF16_FACTOR: f64 = 1.5;
 /// reference makes, medians over the cases: a code has a sixteenth of bfloat16's steps, and only keys and values are codes.
 const FP8_CACHE_FACTOR: f64 = 10.0;
 
+/// Logits with experts' activations rounded to E4M3 may differ from those without by this many times the error that a bfloat16 run of the
+/// reference makes, medians over the cases: codes have a sixteenth of bfloat16's steps, and not all that such a run rounds becomes codes.
+const FP8_EXPERTS_FACTOR: f64 = 10.0;
+
 fn checkpoints() -> Vec<(PathBuf, Golden)> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden/b");
     let second = std::env::var_os("GOSSAMER_GOLDEN_B").map(PathBuf::from);
@@ -166,21 +170,74 @@ fn bfloat16_errs_no_more_than_the_reference_does() {
     }
 }
 
+/// Logits with every pass, and with one switched off (all, where none is named).
+fn toggled(directory: &Path, golden: &Golden, base: &ModelOptions) -> Vec<(&'static str, Vec<Answer>)> {
+    let requests = requests(golden);
+    let all: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
+    let run = |disabled: &[&str]| {
+        let disabled_passes = parse_disabled(disabled.iter().copied()).unwrap();
+        let model = open(directory, &ModelOptions { disabled_passes, ..base.clone() }, 2);
+        let operations = model.program().graph.nodes.len();
+        (operations, Driver::new(model).run(&requests, 512, 512))
+    };
+    let (fewest, fused) = run(&[]);
+    let (most, parts) = run(&all);
+    assert!(fewest < most, "no pass fired: {fewest} operations, {most} without passes");
+    let mut made = vec![("none", fused), ("all", parts)];
+    for pass in all {
+        let (operations, answers) = run(&[pass]);
+        // Over ranks there is nothing to sum here, and the mixture of experts as one is nothing for CPUs.
+        let fires = !["all-reduce-norm", "fused-moe"].contains(&pass)
+            && (base.allow_fp8_experts || !["pad-quantise", "swiglu-quantise"].contains(&pass));
+        assert_eq!(operations > fewest, fires, "{pass}: {operations} operations, {fewest} with it");
+        made.push((pass, answers));
+    }
+    made
+}
+
 #[test]
-fn fused_and_unfused_graphs_agree() {
-    let (directory, golden) = checkpoints().swap_remove(0);
-    let requests = requests(&golden);
-    let mut unfused = options(DType::F32, 512);
-    unfused.disabled_passes = parse_disabled(PASSES.iter().map(|pass| pass.name)).unwrap();
-    let unfused = open(&directory, &unfused, 2);
-    let fused = open(&directory, &options(DType::F32, 512), 2);
-    let (long, short) = (unfused.program().graph.nodes.len(), fused.program().graph.nodes.len());
-    assert!(short < long, "no pass fired: {short} operations, {long} without passes");
-    let unfused = Driver::new(unfused).run(&requests, 512, 512);
-    check_float32("unfused", &golden, &unfused);
-    let fused = Driver::new(fused).run(&requests, 512, 512);
-    for (one, other) in fused.iter().zip(&unfused) {
-        let error = relative_error(&one.logits, &other.logits);
-        assert!(error <= BOUND, "fused and unfused differ by {error:.2e}");
+fn fused_and_unfused_graphs_agree_pass_by_pass() {
+    for (directory, golden) in checkpoints() {
+        let made = toggled(&directory, &golden, &options(DType::F32, 512));
+        for (pass, answers) in &made {
+            check_float32(&format!("{} without {pass}", directory.display()), &golden, answers);
+            for (one, fused) in answers.iter().zip(&made[0].1) {
+                let error = relative_error(&one.logits, &fused.logits);
+                assert!(error <= BOUND, "without {pass}: differs by {error:.2e}");
+            }
+        }
+    }
+}
+
+/// Rounding to E4M3 is in the parts alone on CPUs: their whole operation computes in the activations' type, which is what it may do. So the
+/// two differ by what rounding changes.
+#[test]
+fn parts_that_round_to_e4m3_stay_within_its_step_and_agree_among_themselves() {
+    for (directory, golden) in checkpoints() {
+        let base = ModelOptions { allow_fp8_experts: true, ..options(DType::F32, 512) };
+        let made = toggled(&directory, &golden, &base);
+        let errors = |answers: &[Answer], reference: &[Answer]| {
+            let pairs = answers.iter().zip(reference);
+            median(pairs.map(|(a, b)| relative_error(&a.logits, &b.logits)).collect())
+        };
+        let parts = &made[1].1;
+        let reference = median(golden.cases.iter().map(|case| case.bf16_last_rel_error).collect());
+        let bound = FP8_EXPERTS_FACTOR * reference;
+        for (pass, answers) in &made {
+            let (far, near) = (errors(answers, &made[0].1), errors(answers, parts));
+            println!(
+                "{} without {pass}: {far:.2e} from the whole, {:.1} x the reference's bfloat16 error; {near:.2e} from the parts",
+                directory.display(),
+                far / reference
+            );
+            assert!(far <= bound, "without {pass}: median {far:.2e}");
+            // Who rounds, rounds alike; who does not, is away from them all.
+            let rounds =
+                ["all", "pad-quantise", "swiglu-quantise", "finalize-slice", "experts"].contains(pass);
+            match rounds {
+                true => assert!(near <= BOUND, "without {pass}: median {near:.2e} from the parts"),
+                false => assert!(near > BOUND, "without {pass}: nothing was rounded anywhere"),
+            }
+        }
     }
 }

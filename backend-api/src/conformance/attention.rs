@@ -1,7 +1,10 @@
 //! Rotary embedding with cache writes, and attention.
 
 use super::{Bench, Memory, Outcome, Output, Random, bound, encode, round};
-use crate::ops::{AttentionArgs, AttentionDesc, RopeKvWriteArgs, RopeKvWriteDesc};
+use crate::ops::{
+    AttentionArgs, AttentionDesc, KvWriteArgs, KvWriteDesc, RopeArgs, RopeDesc, RopeKvWriteArgs,
+    RopeKvWriteDesc,
+};
 use crate::{DType, OpArgs, OpDesc};
 
 /// Half of the largest step between neighbouring E4M3 codes, relative, and a little for the rotation's own rounding.
@@ -15,6 +18,106 @@ const FP8_PRODUCTS_BOUND: f64 = 0.35;
 fn scales_for(kv: DType, kv_heads: usize, seed: u64, middle: f64) -> Option<Vec<f64>> {
     let scale = |i: usize| round(middle * (1.0 + 0.3 * i as f64), DType::F32);
     (kv == DType::F8E4M3 && seed % 2 == 1).then(|| (0..2 * kv_heads).map(scale).collect())
+}
+
+/// Heads of the rotary cases: queries, keys (and as many values), width, tokens of a block.
+const ROTARY: (usize, usize, usize, usize) = (6, 2, 64, 64);
+
+/// Rotates queries and keys of rows.
+fn rotate(values: &mut [f64], positions: &[u32], frequencies: &[f64], magnitude: f64) {
+    let (heads, kv_heads, dim, _) = ROTARY;
+    for (row, position) in values.chunks_mut((heads + 2 * kv_heads) * dim).zip(positions) {
+        for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
+            for i in 0..dim / 2 {
+                // Models are trained with angles that were rounded to float32.
+                let angle = round(f64::from(*position) * frequencies[i], DType::F32);
+                let (sin, cos) = angle.sin_cos();
+                let (a, b) = (head[i], head[i + dim / 2]);
+                head[i] = (a * cos - b * sin) * magnitude;
+                head[i + dim / 2] = (b * cos + a * sin) * magnitude;
+            }
+        }
+    }
+}
+
+/// Writes keys and values of rows to their slots.
+fn keep(cache: &mut [f64], values: &[f64], slots: &[u64], scales: Option<&[f64]>, kv: DType) {
+    let (heads, kv_heads, dim, size) = ROTARY;
+    for (row, slot) in values.chunks((heads + 2 * kv_heads) * dim).zip(slots) {
+        let (block, offset) = (*slot as usize / size, *slot as usize % size);
+        for part in 0..2 {
+            for head in 0..kv_heads {
+                let from = (heads + part * kv_heads + head) * dim;
+                let to = (((block * 2 + part) * kv_heads + head) * size + offset) * dim;
+                let scale = scales.map_or(1.0, |scales| scales[part * kv_heads + head]);
+                for (to, from) in cache[to..to + dim].iter_mut().zip(&row[from..from + dim]) {
+                    *to = if kv == DType::F8E4M3 { (from / scale).clamp(-448.0, 448.0) } else { *from };
+                }
+            }
+        }
+    }
+}
+
+fn scattered_slots(random: &mut Random, tokens: u32, blocks: usize) -> Vec<u64> {
+    let mut free: Vec<u64> = (0..(blocks * ROTARY.3) as u64).collect();
+    (0..tokens).map(|_| free.swap_remove(random.below(free.len() as u32) as usize)).collect()
+}
+
+fn rotary_frequencies() -> Vec<f64> {
+    (0..ROTARY.2 / 2).map(|i| round(150000f64.powf(-(i as f64) / 32.0), DType::F32)).collect()
+}
+
+/// Rotation and cache writes, each alone.
+pub fn check_rope_parts<M: Memory>(
+    bench: &mut Bench<M>,
+    tokens: u32,
+    activation: DType,
+    kv: DType,
+    seed: u64,
+) -> Vec<Outcome> {
+    let (heads, kv_heads, dim, size) = ROTARY;
+    let columns = (heads + 2 * kv_heads) * dim;
+    let rope = RopeDesc { heads: 6, kv_heads: 2, head_dim: 64, activation, magnitude: 1.3465735 };
+    let case = format!("rope tokens={tokens} {activation} seed={seed}");
+    let mut outcomes = bench.run(&case, OpDesc::Rope(rope), tokens, bound(activation), |bench| {
+        let mut random = Random::new(seed);
+        let (qkv, mut values) = bench.put_values(&random.normals(tokens as usize * columns, 1.0), activation);
+        let positions: Vec<u32> = (0..tokens).map(|_| random.below(5000)).collect();
+        let frequencies = rotary_frequencies();
+        rotate(&mut values, &positions, &frequencies, f64::from(rope.magnitude));
+        let args = RopeArgs {
+            qkv,
+            positions: bench.put_u32(&positions),
+            inverse_frequencies: bench.put_values(&frequencies, DType::F32).0,
+            tokens,
+        };
+        (OpArgs::Rope(args), vec![Output::new(qkv, activation, values)])
+    });
+    let write = KvWriteDesc { heads: 6, kv_heads: 2, head_dim: 64, block_size: 64, activation, kv };
+    let (bound, spread) = match kv {
+        DType::F8E4M3 => (E4M3_BOUND, if seed % 2 == 1 { 1.0 } else { 200.0 }),
+        _ => (bound(activation), 1.0),
+    };
+    let case = format!("kv-write tokens={tokens} {activation} cache={kv} seed={seed}");
+    outcomes.extend(bench.run(&case, OpDesc::KvWrite(write), tokens, bound, |bench| {
+        let mut random = Random::new(seed);
+        let (qkv, values) = bench.put_values(&random.normals(tokens as usize * columns, spread), activation);
+        let blocks = tokens as usize / 16 + 2;
+        let slots = scattered_slots(&mut random, tokens, blocks);
+        let (plane, mut cache) = bench.put_values(&vec![0.5; blocks * 2 * kv_heads * size * dim], kv);
+        let scales = scales_for(kv, kv_heads, seed, 0.006);
+        keep(&mut cache, &values, &slots, scales.as_deref(), kv);
+        let slot_bytes: Vec<u8> = slots.iter().flat_map(|slot| slot.to_ne_bytes()).collect();
+        let args = KvWriteArgs {
+            qkv,
+            slots: bench.memory.put(&slot_bytes),
+            kv: plane,
+            kv_scales: scales.map_or(0, |scales| bench.put_values(&scales, DType::F32).0),
+            tokens,
+        };
+        (OpArgs::KvWrite(args), vec![Output::new(plane, kv, cache)])
+    }));
+    outcomes
 }
 
 /// Rotary embedding and cache writes at scattered slots. With E4M3 some values are beyond what fits.
@@ -42,48 +145,19 @@ pub fn check_rope<M: Memory>(
     };
     bench.run(&case, OpDesc::RopeKvWrite(desc), tokens, bound, |bench| {
         let mut random = Random::new(seed);
-        let (heads, kv_heads, dim, size) = (6usize, 2usize, 64usize, 64usize);
+        let (heads, kv_heads, dim, size) = ROTARY;
         let columns = (heads + 2 * kv_heads) * dim;
         let (qkv, mut values) =
             bench.put_values(&random.normals(tokens as usize * columns, spread), activation);
         let positions: Vec<u32> = (0..tokens).map(|_| random.below(5000)).collect();
         let blocks = tokens as usize / 16 + 2;
-        let mut free: Vec<u64> = (0..(blocks * size) as u64).collect();
-        let slots: Vec<u64> =
-            (0..tokens).map(|_| free.swap_remove(random.below(free.len() as u32) as usize)).collect();
-        let frequencies: Vec<f64> =
-            (0..dim / 2).map(|i| round(150000f64.powf(-(i as f64) / 32.0), DType::F32)).collect();
+        let slots = scattered_slots(&mut random, tokens, blocks);
+        let frequencies = rotary_frequencies();
         let plane = blocks * 2 * kv_heads * size * dim;
         let (kv, mut cache) = bench.put_values(&vec![0.5; plane], desc.kv);
         let scales = scales_for(desc.kv, kv_heads, seed, 0.006);
-        for (t, row) in values.chunks_mut(columns).enumerate() {
-            for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
-                for i in 0..dim / 2 {
-                    // Models are trained with angles that were rounded to float32.
-                    let angle = round(f64::from(positions[t]) * frequencies[i], DType::F32);
-                    let (sin, cos) = angle.sin_cos();
-                    let m = f64::from(desc.magnitude);
-                    let (a, b) = (head[i], head[i + dim / 2]);
-                    head[i] = (a * cos - b * sin) * m;
-                    head[i + dim / 2] = (b * cos + a * sin) * m;
-                }
-            }
-            let (block, offset) = (slots[t] as usize / size, slots[t] as usize % size);
-            for part in 0..2 {
-                for head in 0..kv_heads {
-                    let from = (heads + part * kv_heads + head) * dim;
-                    let to = (((block * 2 + part) * kv_heads + head) * size + offset) * dim;
-                    let scale = scales.as_ref().map_or(1.0, |scales| scales[part * kv_heads + head]);
-                    for (to, from) in cache[to..to + dim].iter_mut().zip(&row[from..from + dim]) {
-                        *to = if desc.kv == DType::F8E4M3 {
-                            (from / scale).clamp(-448.0, 448.0)
-                        } else {
-                            *from
-                        };
-                    }
-                }
-            }
-        }
+        rotate(&mut values, &positions, &frequencies, f64::from(desc.magnitude));
+        keep(&mut cache, &values, &slots, scales.as_deref(), desc.kv);
         let slot_bytes: Vec<u8> = slots.iter().flat_map(|slot| slot.to_ne_bytes()).collect();
         let args = RopeKvWriteArgs {
             qkv,

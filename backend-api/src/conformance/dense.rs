@@ -29,7 +29,7 @@ pub fn check_embed<M: Memory>(
     })
 }
 
-fn norm_reference(row: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {
+pub(super) fn norm_reference(row: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {
     let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
     let scale = 1.0 / (mean + f64::from(eps)).sqrt();
     row.iter().zip(weight).map(|(x, w)| x * scale * w).collect()

@@ -9,13 +9,20 @@
 mod attention;
 mod dense;
 mod e4m3;
+mod exchange;
 mod moe;
+mod parts;
 mod random;
 mod sample;
 
-pub use attention::{AttentionShape, check_attention, check_rope};
+pub use attention::{AttentionShape, check_attention, check_rope, check_rope_parts};
 pub use dense::{GemmShape, check_embed, check_gemm, check_rms_norm};
+pub use exchange::check_all_reduce;
 pub use moe::{ExpertsShape, check_experts, check_finalize, check_fused_moe, check_route};
+pub use parts::{
+    check_add, check_combine, check_expert_product, check_parts, check_quantise, check_resize, check_scale,
+    check_swiglu,
+};
 pub use random::Random;
 pub use sample::{SampleShape, check_sample};
 
@@ -34,6 +41,12 @@ pub trait Memory {
     fn stream(&self) -> u64 {
         0
     }
+    /// Streams for launches that run at once; all 0 where a launch returns when the work is done.
+    fn streams(&mut self, count: usize) -> Vec<u64> {
+        vec![self.stream(); count]
+    }
+    /// Waits for what was enqueued on any of them.
+    fn wait(&self) {}
     /// A backend that repacks weights in this memory, where the one that is checked cannot.
     fn repacker(&self) -> Option<&dyn KernelBackend> {
         None
@@ -278,6 +291,7 @@ pub fn check_at<M: Memory>(
             outcomes.extend(check_rms_norm(bench, 2880, tokens, activation, seed));
             for kv in [activation, DType::F8E4M3] {
                 outcomes.extend(check_rope(bench, tokens, activation, kv, seed));
+                outcomes.extend(check_rope_parts(bench, tokens, activation, kv, seed));
             }
             for shape in GemmShape::awkward(tokens, activation) {
                 outcomes.extend(check_gemm(bench, &shape, seed));
@@ -292,6 +306,12 @@ pub fn check_at<M: Memory>(
                 }
             }
             outcomes.extend(check_finalize(bench, 2880, 4, tokens, activation, seed));
+            outcomes.extend(check_parts(bench, tokens, activation, seed));
+            for (ranks, hidden) in [(2, 2880), (4, 64)] {
+                for normed in [false, true] {
+                    outcomes.extend(check_all_reduce(bench, ranks, hidden, tokens, activation, normed, seed));
+                }
+            }
         }
         for shape in AttentionShape::awkward(activation) {
             outcomes.extend(check_attention(bench, &shape, seed));

@@ -119,7 +119,7 @@ fn expand(codes: &[u8], scales: &[u8]) -> Vec<f64> {
         .collect()
 }
 
-fn put_experts<M: Memory>(
+pub(super) fn put_experts<M: Memory>(
     bench: &mut Bench<M>,
     random: &mut Random,
     experts: usize,
@@ -133,7 +133,7 @@ fn put_experts<M: Memory>(
     (weights, expand(&codes, &scales), biases)
 }
 
-fn product(x: &[f64], weights: &[f64], biases: &[f64]) -> Vec<f64> {
+pub(super) fn product(x: &[f64], weights: &[f64], biases: &[f64]) -> Vec<f64> {
     weights
         .chunks(x.len())
         .zip(biases)
@@ -176,17 +176,13 @@ pub(super) fn repacked<M: Memory>(
     if layout.0 == Layout::CHECKPOINT {
         return Ok(args);
     }
-    let mut pack = |desc: &ExpertsDesc, weights: &ExpertWeights, interleaved: bool| {
-        let (rows, columns) = match interleaved {
-            true => (2 * desc.intermediate, desc.hidden),
-            false => (desc.hidden, desc.intermediate),
-        };
+    let mut pack = |(experts, rows, columns): (u32, u32, u32), weights: &ExpertWeights, interleaved: bool| {
         let source = RepackSource {
             data: weights.data,
             scales: weights.scales,
             dtype: DType::MXFP4,
             interleaved,
-            experts: desc.local_experts,
+            experts,
             rows,
             columns,
             row_range: (0, rows),
@@ -204,16 +200,23 @@ pub(super) fn repacked<M: Memory>(
             .map_err(|error| error.to_string())?;
         Ok::<_, String>(ExpertWeights { data, scales: 0, bias: weights.bias })
     };
+    let gate_up = |desc: &ExpertsDesc| (desc.local_experts, 2 * desc.intermediate, desc.hidden);
+    let down = |desc: &ExpertsDesc| (desc.local_experts, desc.hidden, desc.intermediate);
     match (desc, args) {
         (OpDesc::Experts(desc), OpArgs::Experts(mut args)) => {
-            args.gate_up = pack(desc, &args.gate_up, true)?;
-            args.down = pack(desc, &args.down, false)?;
+            args.gate_up = pack(gate_up(desc), &args.gate_up, true)?;
+            args.down = pack(down(desc), &args.down, false)?;
             Ok(OpArgs::Experts(args))
         }
         (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(mut args)) => {
-            args.gate_up = pack(&desc.experts, &args.gate_up, true)?;
-            args.down = pack(&desc.experts, &args.down, false)?;
+            args.gate_up = pack(gate_up(&desc.experts), &args.gate_up, true)?;
+            args.down = pack(down(&desc.experts), &args.down, false)?;
             Ok(OpArgs::FusedMoe(args))
+        }
+        (OpDesc::ExpertProduct(desc), OpArgs::ExpertProduct(mut args)) => {
+            let shape = (desc.local_experts, desc.out_features, desc.in_features);
+            args.weights = pack(shape, &args.weights, desc.interleaved == 1)?;
+            Ok(OpArgs::ExpertProduct(args))
         }
         (_, args) => Ok(args),
     }

@@ -9,14 +9,25 @@
 
 mod attention;
 mod dense;
+mod exchange;
 mod moe;
+mod parts;
 mod sample;
 
 pub use attention::{AttentionArgs, AttentionDesc, RopeKvWriteArgs, RopeKvWriteDesc};
 pub use dense::{EmbedArgs, EmbedDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc, Segment};
+pub use exchange::{
+    AllReduceArgs, AllReduceDesc, AllReduceNormArgs, AllReduceNormDesc, MOST_RANKS, ONE_SHOT_TOKENS,
+    REGION_HEADER,
+};
 pub use moe::{
     ExpertWeights, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc,
     RouteArgs, RouteDesc,
+};
+pub use parts::{
+    AddArgs, AddDesc, CombineArgs, CombineDesc, ExpertProductArgs, ExpertProductDesc, KvWriteArgs,
+    KvWriteDesc, QuantiseArgs, QuantiseDesc, ResizeArgs, ResizeDesc, RopeArgs, RopeDesc, ScaleArgs,
+    ScaleDesc, SwigluArgs, SwigluDesc,
 };
 pub use sample::{LogitEdit, SampleArgs, SampleDesc, SampleRow};
 
@@ -133,4 +144,26 @@ operations! {
     FusedMoe = 9 (FusedMoeDesc, FusedMoeArgs), "moe-fused";
     /// Draws tokens from logits.
     Sample = 10 (SampleDesc, SampleArgs), "sample";
+    /// Rotates queries and keys in place.
+    Rope = 11 (RopeDesc, RopeArgs), "rope";
+    /// Scales the first columns of rows in place.
+    Scale = 12 (ScaleDesc, ScaleArgs), "scale";
+    /// Writes keys and values to the paged cache.
+    KvWrite = 13 (KvWriteDesc, KvWriteArgs), "kv-write";
+    /// Copies rows to another width: pad or slice.
+    Resize = 14 (ResizeDesc, ResizeArgs), "resize";
+    /// Rounds rows to E4M3 with a scale each.
+    Quantise = 15 (QuantiseDesc, QuantiseArgs), "quantise";
+    /// The gated unit, with or without rounding to E4M3.
+    Swiglu = 16 (SwigluDesc, SwigluArgs), "swiglu";
+    /// One product of the experts.
+    ExpertProduct = 17 (ExpertProductDesc, ExpertProductArgs), "moe-product";
+    /// Weighted sum of the experts' outputs.
+    Combine = 18 (CombineDesc, CombineArgs), "moe-combine";
+    /// Adds onto the residual stream.
+    Add = 19 (AddDesc, AddArgs), "add";
+    /// Sum over the ranks of a tensor-parallel group.
+    AllReduce = 20 (AllReduceDesc, AllReduceArgs), "all-reduce";
+    /// Sum over ranks, residual and RMSNorm as one.
+    AllReduceNorm = 21 (AllReduceNormDesc, AllReduceNormArgs), "all-reduce-norm";
 }

@@ -8,11 +8,14 @@ use crate::isa::{Core, Single, scalar::Scalar};
 use crate::isa::{amx::Amx, amx::AmxSplit, avx2::Avx2, avx512::Avx512, avx512bf16::Dot};
 use crate::math::E4m3;
 use crate::memory::Arena;
-use crate::ops::{attention, dense, embed, experts, finalize, norm, rope, route, sample};
+use crate::ops::{
+    all_reduce, attention, dense, embed, expert_product, experts, finalize, norm, parts, rope, route, sample,
+};
 use crate::pool::Pool;
 use crate::repack;
 use gossamer_backend_api::ops::{
-    AttentionDesc, ExpertsDesc, GemmDesc, RopeKvWriteDesc, RouteDesc, SampleDesc,
+    AllReduceDesc, AttentionDesc, ExpertProductDesc, ExpertsDesc, GemmDesc, KvWriteDesc, MOST_RANKS,
+    QuantiseDesc, ResizeDesc, RopeDesc, RopeKvWriteDesc, RouteDesc, SampleDesc, ScaleDesc, SwigluDesc,
 };
 use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
@@ -122,15 +125,87 @@ fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
     Ok(())
 }
 
-fn check_rope(desc: &RopeKvWriteDesc) -> Result<(), String> {
+fn check_head(head_dim: u32) -> Result<(), String> {
+    let most = 2 * rope::MAX_HALF as u32;
+    if !head_dim.is_multiple_of(2) || head_dim == 0 || head_dim > most {
+        return no(format!("expected an even head size up to {most}, got {head_dim}"));
+    }
+    Ok(())
+}
+
+fn check_rotation(desc: &RopeDesc) -> Result<(), String> {
+    activation(desc.activation, "heads")?;
+    check_head(desc.head_dim)
+}
+
+fn check_kv_write(desc: &KvWriteDesc) -> Result<(), String> {
     activation(desc.activation, "heads")?;
     cache(desc.kv)?;
-    let most = 2 * rope::MAX_HALF as u32;
-    if !desc.head_dim.is_multiple_of(2) || desc.head_dim == 0 || desc.head_dim > most || desc.block_size == 0
-    {
+    if desc.block_size == 0 {
+        return no("expected blocks of a token or more, got 0");
+    }
+    Ok(())
+}
+
+fn check_rope(desc: &RopeKvWriteDesc) -> Result<(), String> {
+    let &RopeKvWriteDesc { heads, kv_heads, head_dim, block_size, activation, kv, magnitude } = desc;
+    check_rotation(&RopeDesc { heads, kv_heads, head_dim, activation, magnitude })?;
+    check_kv_write(&KvWriteDesc { heads, kv_heads, head_dim, block_size, activation, kv })
+}
+
+fn check_scale(desc: &ScaleDesc) -> Result<(), String> {
+    activation(desc.activation, "rows")?;
+    if desc.columns > desc.stride {
+        return no(format!("expected at most {} columns, got {}", desc.stride, desc.columns));
+    }
+    Ok(())
+}
+
+fn check_resize(desc: &ResizeDesc) -> Result<(), String> {
+    activation(desc.activation, "rows")
+}
+
+fn check_quantise(desc: &QuantiseDesc) -> Result<(), String> {
+    activation(desc.activation, "rows")?;
+    if desc.padded < desc.columns {
+        return no(format!("expected codes of {} columns at least, got {}", desc.columns, desc.padded));
+    }
+    Ok(())
+}
+
+fn check_swiglu(desc: &SwigluDesc) -> Result<(), String> {
+    activation(desc.activation, "rows")?;
+    match desc.out == DType::F8E4M3 {
+        true if desc.padded >= desc.columns => Ok(()),
+        false if desc.out == desc.activation && desc.padded == desc.columns => Ok(()),
+        _ => no(format!("expected results of {} or, padded or not, fp8_e4m3; got {desc:?}", desc.activation)),
+    }
+}
+
+fn check_expert_product(desc: &ExpertProductDesc) -> Result<(), String> {
+    activation(desc.out, "outputs")?;
+    if desc.x != desc.out && desc.x != DType::F8E4M3 {
+        return no(format!("expected rows of {} or fp8_e4m3, got {}", desc.out, desc.x));
+    }
+    if desc.weight != DType::MXFP4 {
+        return no(format!("expert weights of type {} are not supported; mxfp4 is", desc.weight));
+    }
+    if desc.in_features == 0 || !desc.in_features.is_multiple_of(32) {
         return no(format!(
-            "expected an even head size up to {most} and blocks of a token or more, got {desc:?}"
+            "expected a width that is a multiple of the MXFP4 block of 32, got {}",
+            desc.in_features
         ));
+    }
+    if desc.in_columns < desc.in_features || desc.out_columns < desc.out_features {
+        return no(format!("expected rows as wide as what they hold, got {desc:?}"));
+    }
+    Ok(())
+}
+
+fn check_all_reduce(desc: &AllReduceDesc) -> Result<(), String> {
+    activation(desc.activation, "rows")?;
+    if !(2..=MOST_RANKS as u32).contains(&desc.ranks) {
+        return no(format!("expected 2 to {MOST_RANKS} ranks, got {}", desc.ranks));
     }
     Ok(())
 }
@@ -187,6 +262,17 @@ fn check(desc: &OpDesc) -> Result<(), String> {
             no("a CPU gains nothing from the fused form; route, experts and finalize are supported")
         }
         OpDesc::Sample(desc) => check_sample(desc),
+        OpDesc::Rope(desc) => check_rotation(desc),
+        OpDesc::Scale(desc) => check_scale(desc),
+        OpDesc::KvWrite(desc) => check_kv_write(desc),
+        OpDesc::Resize(desc) => check_resize(desc),
+        OpDesc::Quantise(desc) => check_quantise(desc),
+        OpDesc::Swiglu(desc) => check_swiglu(desc),
+        OpDesc::ExpertProduct(desc) => check_expert_product(desc),
+        OpDesc::Combine(desc) => activation(desc.activation, "activations"),
+        OpDesc::Add(desc) => activation(desc.activation, "activations"),
+        OpDesc::AllReduce(desc) => check_all_reduce(desc),
+        OpDesc::AllReduceNorm(desc) => check_all_reduce(&desc.reduce),
     }
 }
 
@@ -237,7 +323,23 @@ impl KernelBackend for Fallback {
                 with_core!(self.isa, desc.activation, |C, _A| experts::workspace::<C>(desc, tokens, slots))
             }
             OpDesc::Sample(desc) => sample::workspace(desc, slots),
-            OpDesc::Embed(_) | OpDesc::RopeKvWrite(_) | OpDesc::Finalize(_) | OpDesc::FusedMoe(_) => 0,
+            OpDesc::ExpertProduct(desc) => {
+                with_core!(self.isa, desc.out, |C, _A| expert_product::workspace::<C>(desc, tokens, slots))
+            }
+            OpDesc::Swiglu(desc) => {
+                let mut arena = Arena::new(0);
+                match desc.activation {
+                    DType::BF16 => drop(parts::swiglu_layout::<u16>(desc, slots, &mut arena)),
+                    _ => drop(parts::swiglu_layout::<f32>(desc, slots, &mut arena)),
+                }
+                arena.used()
+            }
+            OpDesc::AllReduceNorm(desc) => {
+                let mut arena = Arena::new(0);
+                all_reduce::layout(desc, slots, &mut arena);
+                arena.used()
+            }
+            _ => 0,
         }
     }
 
@@ -320,8 +422,93 @@ impl KernelBackend for Fallback {
                         pool, desc, args, space
                     ))
                 }
-                _ => Err(BackendError::failed("launch", "description and arguments are of two operations")),
+                (desc, args) => self.launch_part(desc, args, space),
             }
         }
+    }
+}
+
+impl Fallback {
+    /// Launches one of the operations that a graph before fusion consists of, or one that sums over ranks.
+    ///
+    /// # Safety
+    /// As `KernelBackend::launch`.
+    unsafe fn launch_part(
+        &self,
+        desc: &OpDesc,
+        args: &OpArgs,
+        space: (u64, u64),
+    ) -> Result<(), BackendError> {
+        let pool = &self.pool;
+        // SAFETY: handed on from this function's contract; `self.isa` is available.
+        unsafe {
+            match (desc, args) {
+                (OpDesc::Rope(desc), OpArgs::Rope(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| rope::launch_rotation::<Vectors<C>, A>(
+                        pool, desc, args
+                    ));
+                }
+                (OpDesc::Scale(desc), OpArgs::Scale(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| parts::scale::<Vectors<C>, A>(
+                        pool, desc, args
+                    ));
+                }
+                (OpDesc::KvWrite(desc), OpArgs::KvWrite(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| match desc.kv {
+                        DType::BF16 => rope::launch_write::<Vectors<C>, A, u16>(pool, desc, args),
+                        DType::F8E4M3 => rope::launch_write::<Vectors<C>, A, E4m3>(pool, desc, args),
+                        _ => rope::launch_write::<Vectors<C>, A, f32>(pool, desc, args),
+                    });
+                }
+                (OpDesc::Resize(desc), OpArgs::Resize(args)) => match desc.activation {
+                    DType::BF16 => parts::resize::<u16>(pool, desc, args),
+                    _ => parts::resize::<f32>(pool, desc, args),
+                },
+                (OpDesc::Quantise(desc), OpArgs::Quantise(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| parts::quantise::<Vectors<C>, A>(
+                        pool, desc, args
+                    ));
+                }
+                (OpDesc::Swiglu(desc), OpArgs::Swiglu(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| parts::swiglu_rows::<Vectors<C>, A>(
+                        pool, desc, args, space
+                    ))?;
+                }
+                (OpDesc::ExpertProduct(desc), OpArgs::ExpertProduct(args)) => {
+                    with_core!(self.isa, desc.out, |C, A| match desc.x {
+                        DType::F8E4M3 => expert_product::launch::<C, E4m3, A>(pool, desc, args, space),
+                        _ => expert_product::launch::<C, A, A>(pool, desc, args, space),
+                    })?;
+                }
+                (OpDesc::Combine(desc), OpArgs::Combine(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| parts::combine::<Vectors<C>, A>(
+                        pool, desc, args
+                    ));
+                }
+                (OpDesc::Add(desc), OpArgs::Add(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| parts::add::<Vectors<C>, A>(
+                        pool, desc, args
+                    ));
+                }
+                (OpDesc::AllReduce(desc), OpArgs::AllReduce(args)) => {
+                    with_core!(self.isa, desc.activation, |C, A| all_reduce::launch::<Vectors<C>, A>(
+                        pool, desc, args
+                    ))?;
+                }
+                (OpDesc::AllReduceNorm(desc), OpArgs::AllReduceNorm(args)) => {
+                    with_core!(self.isa, desc.reduce.activation, |C, A| all_reduce::launch_norm::<
+                        Vectors<C>,
+                        A,
+                    >(
+                        pool, desc, args, space
+                    ))?;
+                }
+                _ => {
+                    let message = "description and arguments are of two operations";
+                    return Err(BackendError::failed("launch", message));
+                }
+            }
+        }
+        Ok(())
     }
 }

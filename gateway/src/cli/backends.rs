@@ -2,12 +2,13 @@
 //!
 //! Files are inspected here without running their code; each is then opened in a process of its own.
 
-use super::{Failure, model_args::ModelArgs};
+use super::{Failure, device_host::DeviceHost, model_args::ModelArgs};
 use clap::Args;
 use gossamer_backend_api::{KernelBackend, OpDesc, Support, loader};
 use gossamer_config::ModelConfig;
 use gossamer_kernels::Backends;
-use gossamer_worker::{ModelOptions, backends, pool};
+use gossamer_kernels::graph::{self, Op, Shard};
+use gossamer_worker::backends;
 use std::{
     io::{Write, stdout},
     path::PathBuf,
@@ -61,17 +62,28 @@ pub fn list(args: &BackendsArgs) -> Result<(), Failure> {
 /// Opens one backend and prints what it says about every operation of the model.
 pub fn probe(args: &ProbeArgs) -> Result<(), Failure> {
     let config = args.model.config()?;
-    let host = pool::start(1, false)?;
+    let host = DeviceHost::open(&config)?;
     let file = loader::inspect(&args.file)?;
-    let backend: Arc<dyn KernelBackend> = Arc::new(loader::open(&file, host)?);
+    let backend: Arc<dyn KernelBackend> = Arc::new(loader::open(&file, host.services)?);
     let model = ModelConfig::load(&config.model)?;
     let (mut options, choice) =
-        (ModelOptions::new(&config, 0), Backends::new(vec![backend.clone()], None, None)?);
+        (host.model_options(&config), Backends::new(vec![backend.clone()], None, None)?);
+    writeln!(stdout(), "  on {}", host.name())?;
     let (fused, _) = options.graph(&model, &choice);
     options.disabled_passes = gossamer_kernels::passes::PASSES.iter().map(|pass| pass.name).collect();
     let (plain, _) = options.graph(&model, &choice);
+    // What only a rank of several does: the sums over them.
+    let place = Shard { rank: 0, ranks: 2 };
+    let of_rank = graph::shard(&model, place).map(|part| {
+        options.shard = place;
+        let (plain, _) = options.graph(&part, &choice);
+        options.disabled_passes.clear();
+        [plain, options.graph(&part, &choice).0]
+    });
+    let sums = of_rank.iter().flatten().flat_map(|graph| &graph.nodes);
+    let sums = sums.filter(|node| matches!(node.op, Op::AllReduce { .. } | Op::AllReduceNorm { .. }));
     let mut told: Vec<OpDesc> = Vec::new();
-    for node in plain.nodes.iter().chain(&fused.nodes) {
+    for node in plain.nodes.iter().chain(&fused.nodes).chain(sums) {
         let desc = node.op.desc();
         if told.contains(&desc) {
             continue;

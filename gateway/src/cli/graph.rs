@@ -1,10 +1,12 @@
 //! `gossamer graph`: a model's operations before and after fusion.
 
-use super::model_args::ModelArgs;
+use super::{device_host::DeviceHost, model_args::ModelArgs};
+use crate::process::demo_model;
 use clap::Args;
-use gossamer_config::ModelConfig;
+use gossamer_config::{ConfigError, ModelConfig, ServeConfig, resolve};
+use gossamer_kernels::graph::{self, Shard};
 use gossamer_kernels::passes;
-use gossamer_worker::{ModelOptions, backends, pool};
+use gossamer_worker::backends;
 use std::{
     error::Error,
     io::{Write, stdout},
@@ -22,14 +24,40 @@ pub struct GraphArgs {
     /// Also write the fused graph as a picture
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
+    /// Also write the graph before fusion as a picture
+    #[arg(long, value_name = "FILE.svg")]
+    svg_before: Option<PathBuf>,
+    /// Show a rank's part of the model in a tensor-parallel group of so many ranks
+    #[arg(long, value_name = "RANKS", default_value_t = 1)]
+    tensor_parallel_size: u32,
+    /// Which rank's part
+    #[arg(long, default_value_t = 0)]
+    rank: u32,
+    /// Type that experts may take activations in: auto or fp8
+    #[arg(long)]
+    moe_activation_dtype: Option<String>,
+}
+
+impl GraphArgs {
+    /// The configuration that a server with these flags has. Several ranks are the graph's alone: a server has one.
+    fn config(&self) -> Result<ServeConfig, ConfigError> {
+        let mut arguments = self.model.to_arguments();
+        if let Some(dtype) = &self.moe_activation_dtype {
+            arguments.splice(0..0, ["--moe-activation-dtype".into(), dtype.into()]);
+        }
+        Ok(resolve(arguments, [], &demo_model())?.config)
+    }
 }
 
 /// Prints the graph.
 pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
-    let config = args.model.config()?;
-    let model = ModelConfig::load(&config.model)?;
-    let open = backends::open(&config, pool::start(1, false)?)?;
-    let mut options = ModelOptions::new(&config, 0);
+    let config = args.config()?;
+    let place = Shard { rank: args.rank, ranks: args.tensor_parallel_size };
+    let model = graph::shard(&ModelConfig::load(&config.model)?, place)?;
+    let host = DeviceHost::open(&config)?;
+    let open = backends::open(&config, host.services)?;
+    let mut options = host.model_options(&config);
+    options.shard = place;
     options.disabled_passes = passes::PASSES.iter().map(|pass| pass.name).collect();
     let (plain, _) = options.graph(&model, &open.backends);
     options.disabled_passes = passes::parse_disabled(args.disable_pass.iter().map(String::as_str))?;
@@ -43,8 +71,9 @@ pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
         writeln!(stdout(), "pass {} ({}) {outcome}", pass.name, pass.about)?;
     }
     writeln!(stdout(), "\nafter fusion, {} operations:\n{}", fused.nodes.len(), fused.text())?;
-    if let Some(path) = &args.svg {
-        std::fs::write(path, fused.svg(&config.model.display().to_string()))
+    for (path, graph) in [(&args.svg_before, &plain), (&args.svg, &fused)] {
+        let Some(path) = path else { continue };
+        std::fs::write(path, graph.svg(&config.model.display().to_string()))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         writeln!(stdout(), "picture written to {}", path.display())?;
     }

@@ -2,6 +2,7 @@
 
 mod autotune;
 mod backends;
+mod device_host;
 mod graph;
 mod latency;
 mod model_args;
@@ -73,6 +74,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     };
     let arguments = match serve_arguments {
         Some(_) => expand_short_flags(arguments),
+        None if arguments.first().is_some_and(|first| first == "graph") => expand_short_flags(arguments),
         None => arguments,
     };
     let named = std::iter::once("gossamer".into()).chain(arguments);

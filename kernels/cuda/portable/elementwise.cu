@@ -158,12 +158,14 @@ extern "C" int gossamer_portable_finalize(const GossamerFinalizeDesc* d, const G
 }
 
 extern "C" void gossamer_op_sizes(uint32_t* out) {
-  const uint32_t sizes[20] = {
-      sizeof(GossamerEmbedDesc),       sizeof(GossamerEmbedArgs),       sizeof(GossamerRmsNormDesc),   sizeof(GossamerRmsNormArgs),
-      sizeof(GossamerGemmDesc),        sizeof(GossamerGemmArgs),        sizeof(GossamerRopeKvWriteDesc), sizeof(GossamerRopeKvWriteArgs),
-      sizeof(GossamerAttentionDesc),   sizeof(GossamerAttentionArgs),   sizeof(GossamerRouteDesc),     sizeof(GossamerRouteArgs),
-      sizeof(GossamerExpertsDesc),     sizeof(GossamerExpertsArgs),     sizeof(GossamerFinalizeDesc),  sizeof(GossamerFinalizeArgs),
-      sizeof(GossamerFusedMoeDesc),    sizeof(GossamerFusedMoeArgs),    sizeof(GossamerSampleDesc),    sizeof(GossamerSampleArgs),
+#define GOSSAMER_BOTH(name) sizeof(Gossamer##name##Desc), sizeof(Gossamer##name##Args)
+  const uint32_t sizes[GOSSAMER_OP_SIZES] = {
+      GOSSAMER_BOTH(Embed),   GOSSAMER_BOTH(RmsNorm), GOSSAMER_BOTH(Gemm),          GOSSAMER_BOTH(RopeKvWrite), GOSSAMER_BOTH(Attention),
+      GOSSAMER_BOTH(Route),   GOSSAMER_BOTH(Experts), GOSSAMER_BOTH(Finalize),      GOSSAMER_BOTH(FusedMoe),    GOSSAMER_BOTH(Sample),
+      GOSSAMER_BOTH(Rope),    GOSSAMER_BOTH(Scale),   GOSSAMER_BOTH(KvWrite),       GOSSAMER_BOTH(Resize),      GOSSAMER_BOTH(Quantise),
+      GOSSAMER_BOTH(Swiglu),  GOSSAMER_BOTH(ExpertProduct), GOSSAMER_BOTH(Combine), GOSSAMER_BOTH(Add),         GOSSAMER_BOTH(AllReduce),
+      GOSSAMER_BOTH(AllReduceNorm),
   };
-  for (int i = 0; i < 20; ++i) out[i] = sizes[i];
+#undef GOSSAMER_BOTH
+  for (int i = 0; i < GOSSAMER_OP_SIZES; ++i) out[i] = sizes[i];
 }

@@ -1,6 +1,10 @@
 //! From `config.json` to operations.
 
 use super::*;
+use gossamer_backend_api::ops::{
+    AddDesc, AllReduceDesc, AttentionDesc, CombineDesc, EmbedDesc, ExpertProductDesc, GemmDesc, KvWriteDesc,
+    QuantiseDesc, ResizeDesc, RmsNormDesc, RopeDesc, RouteDesc, SampleDesc, ScaleDesc, SwigluDesc,
+};
 use gossamer_config::model::SWIGLU_ALPHA;
 use gossamer_config::{LayerKind, ModelConfig};
 
@@ -19,12 +23,18 @@ pub struct GraphOptions {
     pub allow_fp8_experts: bool,
     /// Whether attention may round queries and probabilities to E4M3.
     pub allow_fp8_attention: bool,
+    /// Which part of the model this is. The configuration is that of the part (see [`super::shard`]).
+    pub shard: Shard,
 }
+
+/// Columns that rows are padded to before fusion, where kernels read codes or write outputs of the experts: the widest tile of columns among
+/// grouped products.
+pub const PADDING: u32 = 256;
 
 /// Builds the unfused graph of a model.
 ///
-/// The projection after attention adds onto the residual stream by itself: an addition that stands alone is no
-/// operation of its own.
+/// On one rank the projection after attention adds onto the residual stream by itself; on several its partial sums are added up over the
+/// ranks first.
 pub fn build(config: &ModelConfig, options: &GraphOptions) -> Graph {
     Builder::new(config, options).run()
 }
@@ -132,9 +142,13 @@ impl<'a> Builder<'a> {
 
         let (block_size, kv_type) = (self.options.block_size, self.options.kv);
         let magnitude = config.rope.magnitude();
-        let desc =
-            RopeKvWriteDesc { heads, kv_heads, head_dim, block_size, activation, kv: kv_type, magnitude };
-        self.push(at, Op::RopeKvWrite { desc, qkv, kv });
+        let desc = RopeDesc { heads, kv_heads, head_dim, activation, magnitude };
+        self.push(at, Op::Rope { desc, qkv });
+        let factor = 1.0 / (head_dim as f32).sqrt();
+        let desc = ScaleDesc { columns: columns[0], stride: config.qkv_columns(), activation, factor };
+        self.push(at, Op::Scale { desc, x: qkv });
+        let desc = KvWriteDesc { heads, kv_heads, head_dim, block_size, activation, kv: kv_type };
+        self.push(at, Op::KvWrite { desc, qkv, kv });
 
         let desc = AttentionDesc {
             heads,
@@ -145,7 +159,8 @@ impl<'a> Builder<'a> {
             sinks: 1,
             activation,
             kv: kv_type,
-            scale: 1.0 / (head_dim as f32).sqrt(),
+            // Queries are scaled already.
+            scale: 1.0,
             single: 0,
             allow_fp8: u32::from(self.options.allow_fp8_attention && kv_type == DType::F8E4M3),
         };
@@ -153,9 +168,68 @@ impl<'a> Builder<'a> {
         let out = self.activation(format!("attended.{layer}"), heads * head_dim);
         self.push(at, Op::Attention { desc, qkv, sinks, kv, out });
 
-        let segments = vec![self.linear(&format!("{prefix}.self_attn.o_proj"), hidden, heads * head_dim)];
-        let desc = GemmDesc { residual: 1, ..self.gemm_desc(heads * head_dim, [hidden, 0, 0], activation) };
-        self.push(at, Op::Gemm { desc, x: out, norm_weight: None, segments, residual: Some(x), out: x });
+        let mut segment = self.linear(&format!("{prefix}.self_attn.o_proj"), hidden, heads * head_dim);
+        let desc = self.gemm_desc(heads * head_dim, [hidden, 0, 0], activation);
+        if self.options.shard.ranks == 1 {
+            let desc = GemmDesc { residual: 1, ..desc };
+            let segments = vec![segment];
+            self.push(at, Op::Gemm { desc, x: out, norm_weight: None, segments, residual: Some(x), out: x });
+            return;
+        }
+        if self.options.shard.rank > 0 {
+            segment.bias = None;
+        }
+        let partial = self.activation(format!("o-partial.{layer}"), hidden);
+        let segments = vec![segment];
+        self.push(at, Op::Gemm { desc, x: out, norm_weight: None, segments, residual: None, out: partial });
+        self.add(at, partial, x);
+    }
+
+    /// Adds onto the residual stream what all ranks have of a sum.
+    fn add(&mut self, at: Option<u32>, x: TensorId, residual: TensorId) {
+        let (ranks, hidden) = (self.options.shard.ranks, self.config.hidden_size);
+        let activation = self.options.activation;
+        if ranks > 1 {
+            self.push(at, Op::AllReduce { desc: AllReduceDesc { ranks, hidden, activation }, x });
+        }
+        self.push(at, Op::Add { desc: AddDesc { columns: hidden, activation }, x, residual });
+    }
+
+    /// Rows of another width.
+    fn resize(
+        &mut self,
+        at: Option<u32>,
+        x: TensorId,
+        name: &str,
+        (from, to): (u32, u32),
+        rows: u32,
+    ) -> TensorId {
+        if from == to {
+            return x;
+        }
+        let out = self.activation(name.to_owned(), rows * to);
+        let desc = ResizeDesc { from, to, rows, activation: self.options.activation };
+        self.push(at, Op::Resize { desc, x, out });
+        out
+    }
+
+    /// Rows padded and rounded to E4M3: codes, scales and columns of a row.
+    fn quantise(
+        &mut self,
+        at: Option<u32>,
+        x: TensorId,
+        name: &str,
+        columns: u32,
+        rows: u32,
+    ) -> (TensorId, TensorId, u32) {
+        let padded = columns.next_multiple_of(PADDING);
+        let x = self.resize(at, x, &format!("padded-{name}"), (columns, padded), rows);
+        let codes =
+            self.tensor(format!("codes-{name}"), Rows::Tokens, rows * padded, Element::Float(DType::F8E4M3));
+        let scales = self.tensor(format!("scales-{name}"), Rows::Tokens, rows, Element::Float(DType::F32));
+        let desc = QuantiseDesc { columns: padded, padded, rows, activation: self.options.activation };
+        self.push(at, Op::Quantise { desc, x, codes, scales });
+        (codes, scales, padded)
     }
 
     fn moe(&mut self, layer: u32, x: TensorId) {
@@ -182,23 +256,70 @@ impl<'a> Builder<'a> {
         let gate_up =
             self.experts(&format!("{prefix}.mlp.experts.gate_up_proj"), 2 * intermediate, hidden, 120);
         let down = self.experts(&format!("{prefix}.mlp.experts.down_proj"), hidden, intermediate, 119);
-        let out = self.activation(format!("experts-out.{layer}"), top_k * hidden);
-        let desc = ExpertsDesc {
-            hidden,
-            intermediate,
+        let fp8 = self.options.allow_fp8_experts;
+        let (input, scales, in_columns) = match fp8 {
+            true => {
+                let (codes, scales, columns) =
+                    self.quantise(at, normed, &format!("normed.{layer}"), hidden, 1);
+                (codes, Some(scales), columns)
+            }
+            false => (normed, None, hidden),
+        };
+        let raw = self.activation(format!("gate-up.{layer}"), top_k * 2 * intermediate);
+        let desc = ExpertProductDesc {
+            in_features: hidden,
+            in_columns,
+            out_features: 2 * intermediate,
+            out_columns: 2 * intermediate,
             experts,
             first_expert: 0,
             local_experts: experts,
             top_k,
+            per_pair: 0,
+            interleaved: 1,
+            x: if fp8 { DType::F8E4M3 } else { activation },
+            out: activation,
+            weight: DType::MXFP4,
+        };
+        self.push(at, Op::ExpertProduct { desc, x: input, scales, ids, weights: gate_up, out: raw });
+
+        let unit = self.activation(format!("unit.{layer}"), top_k * intermediate);
+        let swiglu = SwigluDesc {
+            columns: intermediate,
+            padded: intermediate,
+            rows: top_k,
             limit: config.swiglu_limit,
             alpha: SWIGLU_ALPHA,
             activation,
-            weight: DType::MXFP4,
-            allow_fp8: u32::from(self.options.allow_fp8_experts),
+            out: activation,
         };
-        self.push(at, Op::Experts { desc, x: normed, ids, gate_up, down, out });
-        let desc = FinalizeDesc { hidden, top_k, activation };
-        self.push(at, Op::Finalize { desc, experts_out: out, weights, residual: x });
+        self.push(at, Op::Swiglu { desc: swiglu, x: raw, out: unit, scales: None });
+        let (input, scales, in_columns) = match fp8 {
+            true => {
+                let (codes, scales, columns) =
+                    self.quantise(at, unit, &format!("unit.{layer}"), intermediate, top_k);
+                (codes, Some(scales), columns)
+            }
+            false => (unit, None, intermediate),
+        };
+        let columns = hidden.next_multiple_of(PADDING);
+        let out = self.activation(format!("experts-out.{layer}"), top_k * columns);
+        let desc = ExpertProductDesc {
+            in_features: intermediate,
+            in_columns,
+            out_features: hidden,
+            out_columns: columns,
+            per_pair: 1,
+            interleaved: 0,
+            ..desc
+        };
+        self.push(at, Op::ExpertProduct { desc, x: input, scales, ids, weights: down, out });
+
+        let sum = self.activation(format!("moe-sum.{layer}"), columns);
+        let desc = CombineDesc { columns, top_k, activation };
+        self.push(at, Op::Combine { desc, experts_out: out, weights, out: sum });
+        let sum = self.resize(at, sum, &format!("moe-out.{layer}"), (columns, hidden), 1);
+        self.add(at, sum, x);
     }
 
     fn head(&mut self, x: TensorId, table: WeightId) {

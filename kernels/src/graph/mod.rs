@@ -3,21 +3,27 @@
 //! The list is in execution order. Tensors are activations of one step; weights are what the checkpoint must hold, with
 //! shape and type, in the same names.
 //!
+//! Before fusion it is written in the smallest steps that anybody has a kernel for: rotation, scale and cache write apart, the experts as two
+//! products with the gated unit between, padding and slicing where kernels want whole tiles of columns, and on a shard of a
+//! tensor-parallel group the sums over ranks. That graph runs as it is: the portable backend has every step. What the passes do not find, since
+//! no smaller step exists anywhere: the clamp inside the gated unit, biases and the residual inside dense products, and top-k with its
+//! softmax inside the router.
+//!
 //! Invariant: every tensor is written before it is read, and an operation that updates in place names the tensor both
 //! as read and as written.
 
 mod buffers;
 mod build;
+mod op;
 mod print;
+mod shard;
 
 pub use buffers::BufferPlan;
-pub use build::{GraphOptions, build};
+pub use build::{GraphOptions, PADDING, build};
+pub use op::Op;
+pub use shard::{Shard, ShardError, shard};
 
 use gossamer_backend_api::DType;
-use gossamer_backend_api::ops::{
-    AttentionDesc, EmbedDesc, ExpertsDesc, FinalizeDesc, FusedMoeDesc, GemmDesc, OpDesc, RmsNormDesc,
-    RopeKvWriteDesc, RouteDesc, SampleDesc,
-};
 
 /// Index into [`Graph::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,130 +159,6 @@ pub struct KvPlace {
     pub group: u32,
     /// Storage plane; layers of other groups use the same one under other block ids.
     pub plane: u32,
-}
-
-/// An operation with its description and operands.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub enum Op {
-    Embed {
-        desc: EmbedDesc,
-        table: WeightId,
-        out: TensorId,
-    },
-    RmsNorm {
-        desc: RmsNormDesc,
-        x: TensorId,
-        weight: WeightId,
-        out: TensorId,
-    },
-    Gemm {
-        desc: GemmDesc,
-        x: TensorId,
-        norm_weight: Option<WeightId>,
-        segments: Vec<SegmentIds>,
-        residual: Option<TensorId>,
-        out: TensorId,
-    },
-    RopeKvWrite {
-        desc: RopeKvWriteDesc,
-        qkv: TensorId,
-        kv: KvPlace,
-    },
-    Attention {
-        desc: AttentionDesc,
-        qkv: TensorId,
-        sinks: WeightId,
-        kv: KvPlace,
-        out: TensorId,
-    },
-    Route {
-        desc: RouteDesc,
-        x: TensorId,
-        weight: WeightId,
-        bias: WeightId,
-        ids: TensorId,
-        weights: TensorId,
-    },
-    Experts {
-        desc: ExpertsDesc,
-        x: TensorId,
-        ids: TensorId,
-        gate_up: ExpertWeightIds,
-        down: ExpertWeightIds,
-        out: TensorId,
-    },
-    Finalize {
-        desc: FinalizeDesc,
-        experts_out: TensorId,
-        weights: TensorId,
-        residual: TensorId,
-    },
-    FusedMoe {
-        desc: FusedMoeDesc,
-        norm_weight: WeightId,
-        router_weight: WeightId,
-        router_bias: WeightId,
-        gate_up: ExpertWeightIds,
-        down: ExpertWeightIds,
-        residual: TensorId,
-    },
-    Sample {
-        desc: SampleDesc,
-        logits: TensorId,
-    },
-}
-
-impl Op {
-    /// The description that backends are asked about.
-    pub fn desc(&self) -> OpDesc {
-        match self {
-            Self::Embed { desc, .. } => OpDesc::Embed(*desc),
-            Self::RmsNorm { desc, .. } => OpDesc::RmsNorm(*desc),
-            Self::Gemm { desc, .. } => OpDesc::Gemm(*desc),
-            Self::RopeKvWrite { desc, .. } => OpDesc::RopeKvWrite(*desc),
-            Self::Attention { desc, .. } => OpDesc::Attention(*desc),
-            Self::Route { desc, .. } => OpDesc::Route(*desc),
-            Self::Experts { desc, .. } => OpDesc::Experts(*desc),
-            Self::Finalize { desc, .. } => OpDesc::Finalize(*desc),
-            Self::FusedMoe { desc, .. } => OpDesc::FusedMoe(*desc),
-            Self::Sample { desc, .. } => OpDesc::Sample(*desc),
-        }
-    }
-
-    /// Tensors read.
-    pub fn reads(&self) -> Vec<TensorId> {
-        match self {
-            Self::Embed { .. } => vec![],
-            Self::RmsNorm { x, .. } | Self::Route { x, .. } => vec![*x],
-            Self::Gemm { x, residual, .. } => std::iter::once(*x).chain(*residual).collect(),
-            Self::RopeKvWrite { qkv, .. } | Self::Attention { qkv, .. } => vec![*qkv],
-            Self::Experts { x, ids, .. } => vec![*x, *ids],
-            Self::Finalize { experts_out, weights, residual, .. } => vec![*experts_out, *weights, *residual],
-            Self::FusedMoe { residual, .. } => vec![*residual],
-            Self::Sample { logits, .. } => vec![*logits],
-        }
-    }
-
-    /// Tensors written.
-    pub fn writes(&self) -> Vec<TensorId> {
-        match self {
-            Self::Embed { out, .. }
-            | Self::RmsNorm { out, .. }
-            | Self::Gemm { out, .. }
-            | Self::Attention { out, .. }
-            | Self::Experts { out, .. } => vec![*out],
-            Self::RopeKvWrite { qkv, .. } => vec![*qkv],
-            Self::Route { ids, weights, .. } => vec![*ids, *weights],
-            Self::Finalize { residual, .. } | Self::FusedMoe { residual, .. } => vec![*residual],
-            Self::Sample { logits, .. } => vec![*logits],
-        }
-    }
-
-    /// Whether its rows are those of the drawn tokens.
-    pub fn runs_on_samples(&self) -> bool {
-        matches!(self, Self::Sample { .. } | Self::Gemm { desc: GemmDesc { gather: 1, .. }, .. })
-    }
 }
 
 /// An operation and its layer.

@@ -1,6 +1,7 @@
 //! The graph for people: as text and as SVG. Layers that are alike are shown once.
 
 use super::{Element, Graph, Node, Op, Rows, TensorId};
+use gossamer_backend_api::DType;
 use std::fmt::Write;
 
 /// Consecutive operations of alike layers, or of none.
@@ -17,7 +18,7 @@ impl Graph {
             let _ = writeln!(out, "{}", section.title);
             for node in section.nodes {
                 let (name, flow, detail) = self.describe(&node.op);
-                let _ = writeln!(out, "  {name:<14} {flow:<44} {detail}");
+                let _ = writeln!(out, "  {name:<15} {flow:<68} {detail}");
             }
         }
         let kv = &self.kv;
@@ -51,12 +52,12 @@ impl Graph {
                 let _ = writeln!(body, "<rect x='24' y='{y}' width='130' height='22' rx='4'/>");
                 text(&mut body, 32, y + 15, "n", name);
                 text(&mut body, 166, y + 15, "f", &flow);
-                text(&mut body, 470, y + 15, "f", &detail);
+                text(&mut body, 600, y + 15, "f", &detail);
                 y += ROW;
             }
         }
         format!(
-            "<svg xmlns='http://www.w3.org/2000/svg' width='1000' height='{}' font-family='sans-serif' \
+            "<svg xmlns='http://www.w3.org/2000/svg' width='1130' height='{}' font-family='sans-serif' \
              font-size='12'>\n<style>rect{{fill:#e8eef7;stroke:#4a6fa5}}.t{{font-size:16px;font-weight:bold}}\
              .h{{font-weight:bold}}.n{{font-weight:bold}}.f{{fill:#333}}</style>\n\
              <rect width='100%' height='100%' style='fill:#fff;stroke:none'/>\n{body}</svg>\n",
@@ -132,13 +133,48 @@ impl Graph {
                 parts.push(format!("group {} from plane {}", kv.group, kv.plane));
             }
             Op::Route { desc, .. } => parts.push(format!("{} of {}", desc.top_k, desc.experts)),
-            Op::Experts { desc, .. } => parts.push(format!("intermediate {}", desc.intermediate)),
+            Op::Experts { desc, .. } => {
+                parts.push(format!("intermediate {}", desc.intermediate));
+                parts.extend((desc.allow_fp8 == 1).then(|| "may quantise".to_owned()));
+            }
             Op::FusedMoe { desc, .. } => {
                 parts.push(format!("norm, {} of {}", desc.route.top_k, desc.route.experts));
                 parts.push(format!("intermediate {}", desc.experts.intermediate));
             }
             Op::Embed { desc, .. } => parts.push(format!("{} rows", desc.vocab)),
-            Op::RmsNorm { .. } | Op::Finalize { .. } | Op::Sample { .. } => {}
+            Op::KvWrite { kv, .. } => parts.push(format!("group {} from plane {}", kv.group, kv.plane)),
+            Op::Scale { desc, .. } => parts.push(format!("queries by {:.4}", desc.factor)),
+            Op::Resize { desc, .. } => {
+                let how = if desc.to > desc.from { "pads" } else { "slices" };
+                parts.push(format!("{how} {} to {}", desc.from, desc.to));
+            }
+            Op::Quantise { desc, .. } => {
+                parts.push(format!("a scale per {}", if desc.rows == 1 { "token" } else { "choice" }));
+                parts.extend(
+                    (desc.padded > desc.columns).then(|| format!("pads {} to {}", desc.columns, desc.padded)),
+                );
+            }
+            Op::Swiglu { desc, .. } => {
+                parts.push(format!("clamped at {}", desc.limit));
+                parts.extend((desc.out == DType::F8E4M3).then(|| "quantises".to_owned()));
+                parts.extend(
+                    (desc.padded > desc.columns).then(|| format!("pads {} to {}", desc.columns, desc.padded)),
+                );
+            }
+            Op::ExpertProduct { desc, .. } => {
+                parts.push(format!("{} x {}", desc.out_features, desc.in_features));
+                parts.push(format!("{} of {}", desc.top_k, desc.experts));
+            }
+            Op::AllReduce { desc, .. } => parts.push(format!("over {} ranks", desc.ranks)),
+            Op::AllReduceNorm { desc, .. } => {
+                parts.push(format!("over {} ranks, adds the residual, norm", desc.reduce.ranks));
+            }
+            Op::RmsNorm { .. }
+            | Op::Finalize { .. }
+            | Op::Sample { .. }
+            | Op::Rope { .. }
+            | Op::Combine { .. }
+            | Op::Add { .. } => {}
         }
         parts.join(", ")
     }
@@ -151,8 +187,9 @@ impl Graph {
             Element::Index => format!("{name}[{rows},{}]u32", tensor.columns),
             Element::Float(dtype) => {
                 let short = match dtype {
-                    gossamer_backend_api::DType::F32 => "f32",
-                    gossamer_backend_api::DType::BF16 => "bf16",
+                    DType::F32 => "f32",
+                    DType::BF16 => "bf16",
+                    DType::F8E4M3 => "e4m3",
                     _ => "?",
                 };
                 format!("{name}[{rows},{}]{short}", tensor.columns)

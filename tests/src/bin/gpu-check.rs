@@ -3,6 +3,8 @@
 //!     gpu-check golden BACKEND_DIR CHECKPOINT...      logits and tokens against the reference's, eager and captured
 //!     gpu-check conformance BACKEND_DIR [TOKENS...] [OPERATION...]
 //!                                                     every operation, or those named, and tactic against float64
+//!     gpu-check fusion BACKEND_DIR [--out FILE] CHECKPOINT...
+//!                                                     logits with every pass, with each switched off, and with none
 //!     gpu-check latency BACKEND_DIR MODEL_DIR [OUT] [--kv fp8] [--attention NAME] [decode:BATCH:CONTEXT | prefill:TOKENS]...
 //!                                                     times prefill and decoding with made-up or stored weights
 //!
@@ -11,6 +13,8 @@
 
 #[path = "../../../actors/worker/tests/common/mod.rs"]
 mod common;
+#[path = "gpu-check/fusion.rs"]
+mod fusion;
 
 use common::{Answer, Driver, Request, options};
 use gossamer_backend_api::conformance::{Bench, Memory, check_at};
@@ -20,7 +24,7 @@ use gossamer_config::{LoadFormat, ModelConfig};
 use gossamer_kernels::Backends;
 use gossamer_kernels::tuner::{CacheKey, KernelCache, SCHEMA};
 use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, SlotJoin, StepPlan};
-use gossamer_worker::cuda::{Buffer, Cuda, download};
+use gossamer_worker::cuda::{Buffer, Cuda, Stream, download};
 use gossamer_worker::latency::{self, Case, Roofs};
 use gossamer_worker::{CudaOptions, Executor, Model, ModelOptions, TuneLimits, pool};
 use serde::Deserialize;
@@ -283,6 +287,7 @@ fn golden(device: &Device, directories: &[String]) -> bool {
 /// A device's memory.
 struct DeviceMemory {
     buffers: Vec<Buffer>,
+    streams: Vec<Stream>,
     fallback: Arc<dyn KernelBackend>,
 }
 
@@ -302,6 +307,20 @@ impl Memory for DeviceMemory {
 
     fn clear(&mut self) {
         self.buffers.clear();
+    }
+
+    fn streams(&mut self, count: usize) -> Vec<u64> {
+        while self.streams.len() < count {
+            self.streams.push(Stream::new().unwrap());
+        }
+        self.streams[..count].iter().map(Stream::raw).collect()
+    }
+
+    fn wait(&self) {
+        // A download waits for the whole device.
+        let Some(buffer) = self.buffers.first() else { return };
+        // SAFETY: every buffer has a byte.
+        unsafe { download(buffer.address(), &mut [0]) }.unwrap();
     }
 
     fn repacker(&self) -> Option<&dyn KernelBackend> {
@@ -326,7 +345,7 @@ fn conformance(device: &Device, words: &[String]) -> bool {
     let mut fine = true;
     for backend in &device.list {
         let start = Instant::now();
-        let memory = DeviceMemory { buffers: Vec::new(), fallback: fallback.clone() };
+        let memory = DeviceMemory { buffers: Vec::new(), streams: Vec::new(), fallback: fallback.clone() };
         let mut bench = Bench { backend: &**backend, memory, only: only.clone() };
         let (mut passed, mut refused) = (0, 0);
         let mut worst = std::collections::BTreeMap::<String, f64>::new();
@@ -465,11 +484,12 @@ fn main() -> ExitCode {
     let fine = match words[..] {
         ["golden", backends, _, ..] => golden(&Device::open(Path::new(backends)), &arguments[2..]),
         ["conformance", backends, ..] => conformance(&Device::open(Path::new(backends)), &arguments[2..]),
+        ["fusion", backends, _, ..] => fusion::run(&Device::open(Path::new(backends)), &arguments[2..]),
         ["latency", backends, model, ..] => {
             latency(&Device::open(Path::new(backends)), Path::new(model), &Timing::parse(&arguments[3..]))
         }
         _ => {
-            eprintln!("usage: gpu-check golden|conformance|latency BACKEND_DIR [CHECKPOINT...]");
+            eprintln!("usage: gpu-check golden|conformance|fusion|latency BACKEND_DIR [CHECKPOINT...]");
             return ExitCode::from(2);
         }
     };

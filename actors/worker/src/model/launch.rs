@@ -4,8 +4,10 @@ use super::Model;
 use super::program::Choice;
 use crate::executor::ExecutorError;
 use gossamer_backend_api::ops::{
-    AttentionArgs, EmbedArgs, ExpertWeights, ExpertsArgs, FinalizeArgs, FusedMoeArgs, GemmArgs, RmsNormArgs,
-    RopeKvWriteArgs, RouteArgs, SampleArgs, Segment,
+    AddArgs, AllReduceArgs, AllReduceNormArgs, AttentionArgs, CombineArgs, EmbedArgs, ExpertProductArgs,
+    ExpertWeights, ExpertsArgs, FinalizeArgs, FusedMoeArgs, GemmArgs, KvWriteArgs, MOST_RANKS, QuantiseArgs,
+    ResizeArgs, RmsNormArgs, RopeArgs, RopeKvWriteArgs, RouteArgs, SampleArgs, ScaleArgs, Segment,
+    SwigluArgs,
 };
 use gossamer_backend_api::{BackendError, Launch, OpArgs, OpDesc};
 use gossamer_kernels::graph::{ExpertWeightIds, Op, SegmentIds, TensorId};
@@ -278,8 +280,80 @@ impl Model {
                 top_logprobs: places.top_logprobs,
                 row_count: tokens,
             }),
+            op => self.part_args(op, tokens, places),
         }
     }
+
+    /// Arguments of the operations that a graph before fusion consists of, and of those that sum over ranks.
+    fn part_args(&self, op: &Op, tokens: u32, places: &Places) -> OpArgs {
+        let tensor = |id: &TensorId| self.tensor(*id);
+        let optional = |id: &Option<TensorId>| id.map_or(0, |id| self.tensor(id));
+        match op {
+            Op::Rope { qkv, .. } => OpArgs::Rope(RopeArgs {
+                qkv: tensor(qkv),
+                positions: places.positions,
+                inverse_frequencies: self.inverse_frequencies.address(),
+                tokens,
+            }),
+            Op::Scale { x, .. } => OpArgs::Scale(ScaleArgs { x: tensor(x), tokens }),
+            Op::KvWrite { qkv, kv, .. } => OpArgs::KvWrite(KvWriteArgs {
+                qkv: tensor(qkv),
+                slots: places.groups[kv.group as usize].slots,
+                kv: self.kv.plane(kv.plane),
+                kv_scales: 0,
+                tokens,
+            }),
+            Op::Resize { x, out, .. } => {
+                OpArgs::Resize(ResizeArgs { x: tensor(x), out: tensor(out), tokens })
+            }
+            Op::Quantise { x, codes, scales, .. } => OpArgs::Quantise(QuantiseArgs {
+                x: tensor(x),
+                codes: tensor(codes),
+                scales: tensor(scales),
+                tokens,
+            }),
+            Op::Swiglu { x, out, scales, .. } => OpArgs::Swiglu(SwigluArgs {
+                x: tensor(x),
+                out: tensor(out),
+                scales: optional(scales),
+                tokens,
+            }),
+            Op::ExpertProduct { x, scales, ids, weights, out, .. } => {
+                OpArgs::ExpertProduct(ExpertProductArgs {
+                    x: tensor(x),
+                    scales: optional(scales),
+                    expert_ids: tensor(ids),
+                    weights: self.experts(weights),
+                    out: tensor(out),
+                    tokens,
+                })
+            }
+            Op::Combine { experts_out, weights, out, .. } => OpArgs::Combine(CombineArgs {
+                experts_out: tensor(experts_out),
+                expert_weights: tensor(weights),
+                out: tensor(out),
+                tokens,
+            }),
+            Op::AllReduce { x, .. } => OpArgs::AllReduce(alone(tensor(x), tokens)),
+            Op::AllReduceNorm { x, residual, weight, out, .. } => OpArgs::AllReduceNorm(AllReduceNormArgs {
+                reduce: alone(tensor(x), tokens),
+                residual: tensor(residual),
+                weight: self.weights.address(*weight),
+                out: tensor(out),
+            }),
+            Op::Add { x, residual, .. } => {
+                OpArgs::Add(AddArgs { x: tensor(x), residual: tensor(residual), tokens })
+            }
+            // `args` has taken the others.
+            _ => OpArgs::Add(AddArgs { x: 0, residual: 0, tokens: 0 }),
+        }
+    }
+}
+
+/// A sum over the ranks of a group that this process is not in: no region is mapped, which every backend refuses. Models of several ranks are
+/// refused before they are opened.
+fn alone(x: u64, tokens: u32) -> AllReduceArgs {
+    AllReduceArgs { x, regions: [0; MOST_RANKS], region_bytes: 0, rank: 0, tokens }
 }
 
 #[cfg(test)]

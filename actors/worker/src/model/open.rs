@@ -12,12 +12,12 @@ use crate::memory::MemoryError;
 use crate::model::batch::Batch;
 use crate::slots::{SlotLimits, SlotTable};
 use crate::weights::{PACKED, Weights, WeightsError};
-use gossamer_backend_api::{DType, Layout};
+use gossamer_backend_api::{DType, Layout, OpDesc};
 use gossamer_config::{
     AttentionArithmetic, Dtype, KvCacheDtype, LoadFormat, ModelConfig, ModelConfigError, MoeActivationDtype,
     ServeConfig,
 };
-use gossamer_kernels::graph::{self, Graph, GraphOptions};
+use gossamer_kernels::graph::{self, Graph, GraphOptions, Shard};
 use gossamer_kernels::passes::{self, Applied};
 use gossamer_kernels::tuner::{self, KernelCache};
 use gossamer_kernels::{Backends, SelectError};
@@ -60,6 +60,17 @@ pub enum ModelError {
     /// The device refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// A part of a model was to be opened alone.
+    #[error(
+        "rank {rank} of {ranks} cannot be opened: serving with several ranks is not supported yet; \
+         `gossamer graph` shows the graph"
+    )]
+    Shard {
+        /// The rank.
+        rank: u32,
+        /// Ranks of the group.
+        ranks: u32,
+    },
     /// A longer context was asked for than the model has.
     #[error("--max-model-len {wanted}: the model's context is {limit} tokens; lower it or leave it out")]
     TooLong {
@@ -101,6 +112,8 @@ pub struct ModelOptions {
     pub load_format: LoadFormat,
     /// Seed of made-up weights.
     pub seed: u64,
+    /// Which part of the model the graph is of.
+    pub shard: Shard,
     /// Fusion passes that stay off.
     pub disabled_passes: BTreeSet<&'static str>,
     /// Tactics that were measured before.
@@ -133,6 +146,7 @@ impl ModelOptions {
             memory_share: config.gpu_memory_utilization,
             load_format: config.load_format,
             seed: config.seed,
+            shard: Shard::WHOLE,
             disabled_passes: BTreeSet::new(),
             kernel_cache: None,
         }
@@ -148,7 +162,8 @@ impl ModelOptions {
         }
     }
 
-    /// Builds and fuses the graph of a model; nothing is loaded.
+    /// Builds and fuses the graph of a model; nothing is loaded. With a shard, `config` is the part's shape (see
+    /// [`gossamer_kernels::graph::shard`]).
     pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
         let options = GraphOptions {
             activation: self.activation,
@@ -157,13 +172,23 @@ impl ModelOptions {
             max_logprobs: self.max_logprobs,
             allow_fp8_experts: self.allow_fp8_experts,
             allow_fp8_attention: self.allow_fp8_attention,
+            shard: self.shard,
         };
         let mut graph = graph::build(config, &options);
+        let most = self.max_num_batched_tokens.max(self.max_num_seqs);
         let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| {
-            tuner::covers(backends, desc, self.max_num_batched_tokens.max(self.max_num_seqs))
+            // A forced backend is asked for the whole operation even if it will refuse it: the graph's parts are nobody's way around
+            // the force, and the start stops with the reason.
+            tuner::covers(backends, desc, most) || is_heavy_and_forced(backends, desc)
         });
         (graph, applied)
     }
+}
+
+/// Whether a forced backend refuses the experts or attention.
+fn is_heavy_and_forced(backends: &Backends, desc: &OpDesc) -> bool {
+    matches!(desc, OpDesc::Experts(_) | OpDesc::Attention(_))
+        && matches!(backends.able(desc), Err(SelectError::Forced { .. }))
 }
 
 /// What beside [`ModelOptions`] shapes a model on a CUDA device.
@@ -209,6 +234,10 @@ impl Model {
         backends: Backends,
         on_device: Option<&CudaOptions>,
     ) -> Result<Self, ModelError> {
+        if options.shard.ranks > 1 {
+            let Shard { rank, ranks } = options.shard;
+            return Err(ModelError::Shard { rank, ranks });
+        }
         let context = config.max_position_embeddings;
         let max_model_len = options.max_model_len.unwrap_or(context);
         if max_model_len > context {

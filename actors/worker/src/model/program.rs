@@ -327,7 +327,7 @@ fn single(desc: &OpDesc) -> Option<OpDesc> {
 pub fn layout_of<'a>(desc: &OpDesc, experts: &'a Layout) -> &'a Layout {
     static CHECKPOINT: std::sync::LazyLock<Layout> = std::sync::LazyLock::new(Layout::checkpoint);
     match desc.kind() {
-        OpKind::Experts | OpKind::FusedMoe => experts,
+        OpKind::Experts | OpKind::FusedMoe | OpKind::ExpertProduct => experts,
         _ => &CHECKPOINT,
     }
 }

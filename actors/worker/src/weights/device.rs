@@ -96,6 +96,7 @@ fn expert_matrices(graph: &Graph) -> Vec<(ExpertWeightIds, bool)> {
         Op::Experts { gate_up, down, .. } | Op::FusedMoe { gate_up, down, .. } => {
             vec![(*gate_up, true), (*down, false)]
         }
+        Op::ExpertProduct { desc, weights, .. } => vec![(*weights, desc.interleaved == 1)],
         _ => Vec::new(),
     };
     graph.nodes.iter().flat_map(|node| of_op(&node.op)).collect()

@@ -5,6 +5,7 @@ use gossamer_backend_api::{DType, Exported, KernelBackend};
 use gossamer_config::LoadFormat;
 use gossamer_fallback::Fallback;
 use gossamer_kernels::Backends;
+use gossamer_kernels::graph::Shard;
 use gossamer_wire::{
     BlockGrant, InputTokens, RankPlan, Run, SampledToken, SamplingParams, SlotJoin, StepPlan,
 };
@@ -31,6 +32,7 @@ pub fn options(activation: DType, max_num_batched_tokens: u32) -> ModelOptions {
         memory_share: 0.5,
         load_format: LoadFormat::Auto,
         seed: 0,
+        shard: Shard::WHOLE,
         disabled_passes: BTreeSet::new(),
         allow_fp8_experts: false,
         allow_fp8_attention: false,

@@ -34,6 +34,16 @@ launchers! {
     gossamer_portable_attention(AttentionDesc, AttentionArgs);
     gossamer_portable_route(RouteDesc, RouteArgs);
     gossamer_portable_finalize(FinalizeDesc, FinalizeArgs);
+    gossamer_portable_rope(RopeDesc, RopeArgs);
+    gossamer_portable_scale(ScaleDesc, ScaleArgs);
+    gossamer_portable_kv_write(KvWriteDesc, KvWriteArgs);
+    gossamer_portable_resize(ResizeDesc, ResizeArgs);
+    gossamer_portable_quantise(QuantiseDesc, QuantiseArgs);
+    gossamer_portable_swiglu(SwigluDesc, SwigluArgs);
+    gossamer_portable_combine(CombineDesc, CombineArgs);
+    gossamer_portable_add(AddDesc, AddArgs);
+    gossamer_all_reduce(AllReduceDesc, AllReduceArgs);
+    gossamer_all_reduce_norm(AllReduceNormDesc, AllReduceNormArgs);
 }
 
 unsafe extern "C" {
@@ -45,6 +55,17 @@ unsafe extern "C" {
         stream: u64,
     ) -> c_int;
     pub fn gossamer_portable_experts_workspace(desc: *const ops::ExpertsDesc, tokens: u32) -> usize;
+    pub fn gossamer_portable_expert_product(
+        desc: *const ops::ExpertProductDesc,
+        args: *const ops::ExpertProductArgs,
+        packed: c_int,
+        workspace: *mut c_void,
+        stream: u64,
+    ) -> c_int;
+    pub fn gossamer_portable_expert_product_workspace(
+        desc: *const ops::ExpertProductDesc,
+        tokens: u32,
+    ) -> usize;
     pub fn gossamer_portable_sample(
         desc: *const ops::SampleDesc,
         args: *const ops::SampleArgs,

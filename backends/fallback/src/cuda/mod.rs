@@ -5,10 +5,12 @@
 
 mod ffi;
 
-use gossamer_backend_api::ops::{self, AttentionDesc, ExpertsDesc, GemmDesc, RouteDesc};
+use gossamer_backend_api::ops::{
+    self, AllReduceDesc, AttentionDesc, ExpertProductDesc, ExpertsDesc, GemmDesc, MOST_RANKS, RouteDesc,
+};
 use gossamer_backend_api::{
-    BackendError, DType, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource, Support,
-    Tactic,
+    BackendError, DType, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, OpKind, RepackSource,
+    Support, Tactic,
 };
 use std::ffi::{c_int, c_void};
 
@@ -77,34 +79,57 @@ fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
     })
 }
 
+fn check_expert_product(desc: &ExpertProductDesc) -> Result<(), String> {
+    bf16_only(desc.out)?;
+    need(matches!(desc.x, DType::BF16 | DType::F8E4M3), || format!("no rows of {}", desc.x))?;
+    need(desc.weight == DType::MXFP4, || format!("expert weights are MXFP4, not {}", desc.weight))?;
+    need(desc.in_features.is_multiple_of(32) && desc.out_features.is_multiple_of(16), || {
+        "sizes must be multiples of 32 and 16".to_owned()
+    })
+}
+
+fn check_all_reduce(desc: &AllReduceDesc) -> Result<(), String> {
+    bf16_only(desc.activation)?;
+    need((2..=MOST_RANKS as u32).contains(&desc.ranks), || {
+        format!("2 to {MOST_RANKS} ranks, not {}", desc.ranks)
+    })?;
+    need(desc.hidden.is_multiple_of(8) && desc.hidden <= 8192, || {
+        format!("a hidden size of whole eights up to 8192, not {}", desc.hidden)
+    })
+}
+
 impl CudaFallback {
     /// Opens the backend on the device whose context is current.
     pub fn open(_host: HostServices) -> Result<Self, BackendError> {
-        let mut sizes = [0u32; 20];
-        // SAFETY: the launcher writes 20 numbers.
-        unsafe { ffi::gossamer_op_sizes(sizes.as_mut_ptr()) };
-        let expected = [
-            size_of::<ops::EmbedDesc>(),
-            size_of::<ops::EmbedArgs>(),
-            size_of::<ops::RmsNormDesc>(),
-            size_of::<ops::RmsNormArgs>(),
-            size_of::<ops::GemmDesc>(),
-            size_of::<ops::GemmArgs>(),
-            size_of::<ops::RopeKvWriteDesc>(),
-            size_of::<ops::RopeKvWriteArgs>(),
-            size_of::<ops::AttentionDesc>(),
-            size_of::<ops::AttentionArgs>(),
-            size_of::<ops::RouteDesc>(),
-            size_of::<ops::RouteArgs>(),
-            size_of::<ops::ExpertsDesc>(),
-            size_of::<ops::ExpertsArgs>(),
-            size_of::<ops::FinalizeDesc>(),
-            size_of::<ops::FinalizeArgs>(),
-            size_of::<ops::FusedMoeDesc>(),
-            size_of::<ops::FusedMoeArgs>(),
-            size_of::<ops::SampleDesc>(),
-            size_of::<ops::SampleArgs>(),
+        macro_rules! sizes {
+            ($($desc:ident $args:ident,)*) => { [$(size_of::<ops::$desc>(), size_of::<ops::$args>(),)*] };
+        }
+        let expected = sizes![
+            EmbedDesc EmbedArgs,
+            RmsNormDesc RmsNormArgs,
+            GemmDesc GemmArgs,
+            RopeKvWriteDesc RopeKvWriteArgs,
+            AttentionDesc AttentionArgs,
+            RouteDesc RouteArgs,
+            ExpertsDesc ExpertsArgs,
+            FinalizeDesc FinalizeArgs,
+            FusedMoeDesc FusedMoeArgs,
+            SampleDesc SampleArgs,
+            RopeDesc RopeArgs,
+            ScaleDesc ScaleArgs,
+            KvWriteDesc KvWriteArgs,
+            ResizeDesc ResizeArgs,
+            QuantiseDesc QuantiseArgs,
+            SwigluDesc SwigluArgs,
+            ExpertProductDesc ExpertProductArgs,
+            CombineDesc CombineArgs,
+            AddDesc AddArgs,
+            AllReduceDesc AllReduceArgs,
+            AllReduceNormDesc AllReduceNormArgs,
         ];
+        let mut sizes = [0u32; 2 * OpKind::ALL.len()];
+        // SAFETY: the launcher writes two numbers for every operation.
+        unsafe { ffi::gossamer_op_sizes(sizes.as_mut_ptr()) };
         if sizes.map(|size| size as usize) != expected {
             let message =
                 format!("expected operation structs of {expected:?} bytes, the kernels have {sizes:?}");
@@ -127,6 +152,17 @@ impl CudaFallback {
             OpDesc::Sample(desc) => {
                 need(desc.logits == DType::F32, || format!("logits must be float32, not {}", desc.logits))
             }
+            OpDesc::Rope(desc) => bf16_only(desc.activation),
+            OpDesc::Scale(desc) => bf16_only(desc.activation),
+            OpDesc::KvWrite(desc) => bf16_only(desc.activation),
+            OpDesc::Resize(desc) => bf16_only(desc.activation),
+            OpDesc::Quantise(desc) => bf16_only(desc.activation),
+            OpDesc::Swiglu(desc) => bf16_only(desc.activation),
+            OpDesc::ExpertProduct(desc) => check_expert_product(desc),
+            OpDesc::Combine(desc) => bf16_only(desc.activation),
+            OpDesc::Add(desc) => bf16_only(desc.activation),
+            OpDesc::AllReduce(desc) => check_all_reduce(desc),
+            OpDesc::AllReduceNorm(desc) => check_all_reduce(&desc.reduce),
         }
     }
 }
@@ -155,7 +191,7 @@ impl KernelBackend for CudaFallback {
             capturable: true,
         };
         match desc {
-            OpDesc::Experts(_) => vec![
+            OpDesc::Experts(_) | OpDesc::ExpertProduct(_) => vec![
                 tactic(PACKED_TACTIC, "tile64-packed", PACKED),
                 tactic(CHECKPOINT_TACTIC, "tile64-checkpoint", Layout::CHECKPOINT),
             ],
@@ -167,6 +203,10 @@ impl KernelBackend for CudaFallback {
         match desc {
             // SAFETY: the description lives for the call.
             OpDesc::Experts(desc) => unsafe { ffi::gossamer_portable_experts_workspace(desc, tokens) as u64 },
+            // SAFETY: the description lives for the call.
+            OpDesc::ExpertProduct(desc) => unsafe {
+                ffi::gossamer_portable_expert_product_workspace(desc, tokens) as u64
+            },
             // SAFETY: it only computes.
             OpDesc::Sample(_) => unsafe { ffi::gossamer_portable_sample_workspace(tokens) as u64 },
             _ => 0,
@@ -261,6 +301,24 @@ impl KernelBackend for CudaFallback {
                 (OpDesc::Sample(d), OpArgs::Sample(a)) => {
                     enough(a.row_count)?;
                     ffi::gossamer_portable_sample(d, a, launch.workspace as *mut c_void, stream)
+                }
+                (OpDesc::Rope(d), OpArgs::Rope(a)) => ffi::gossamer_portable_rope(d, a, stream),
+                (OpDesc::Scale(d), OpArgs::Scale(a)) => ffi::gossamer_portable_scale(d, a, stream),
+                (OpDesc::KvWrite(d), OpArgs::KvWrite(a)) => ffi::gossamer_portable_kv_write(d, a, stream),
+                (OpDesc::Resize(d), OpArgs::Resize(a)) => ffi::gossamer_portable_resize(d, a, stream),
+                (OpDesc::Quantise(d), OpArgs::Quantise(a)) => ffi::gossamer_portable_quantise(d, a, stream),
+                (OpDesc::Swiglu(d), OpArgs::Swiglu(a)) => ffi::gossamer_portable_swiglu(d, a, stream),
+                (OpDesc::ExpertProduct(d), OpArgs::ExpertProduct(a)) => {
+                    enough(a.tokens)?;
+                    let packed = c_int::from(launch.tactic == PACKED_TACTIC);
+                    let workspace = launch.workspace as *mut c_void;
+                    ffi::gossamer_portable_expert_product(d, a, packed, workspace, stream)
+                }
+                (OpDesc::Combine(d), OpArgs::Combine(a)) => ffi::gossamer_portable_combine(d, a, stream),
+                (OpDesc::Add(d), OpArgs::Add(a)) => ffi::gossamer_portable_add(d, a, stream),
+                (OpDesc::AllReduce(d), OpArgs::AllReduce(a)) => ffi::gossamer_all_reduce(d, a, stream),
+                (OpDesc::AllReduceNorm(d), OpArgs::AllReduceNorm(a)) => {
+                    ffi::gossamer_all_reduce_norm(d, a, stream)
                 }
                 _ => return Err(BackendError::failed("launch", "this operation is not supported here")),
             }

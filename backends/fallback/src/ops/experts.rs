@@ -5,6 +5,7 @@
 //! on, `local_experts` of them.
 
 use super::dense::prepare_rows;
+use super::sorted::{Active, Held, Sorted};
 use crate::isa::Core;
 use crate::math::{Activation, from_bf16, swiglu};
 use crate::memory::{Arena, Ptr};
@@ -78,14 +79,6 @@ impl<A: Activation> Epilogue for Scatter<A> {
     }
 }
 
-/// An expert that has pairs, and which of the sorted pairs are its own.
-#[derive(Clone, Copy)]
-struct Active {
-    expert: u32,
-    first: u32,
-    count: u32,
-}
-
 /// Most pairs of a wave. One expert may have a pair of every token.
 fn wave_pairs(tokens: usize) -> usize {
     tokens.max(256)
@@ -99,18 +92,12 @@ struct Buffers<C: Core> {
     wide: Ptr<f32>,
     scratch: product::Scratch<C>,
     hidden: Ptr<C::Elem>,
-    /// Pair ids sorted by expert.
-    pairs: Ptr<u32>,
-    /// Token of each sorted pair.
-    tokens: Ptr<u32>,
-    counts: Ptr<u32>,
-    active: Ptr<Active>,
+    sorted: Sorted,
 }
 
 fn place<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize, arena: &mut Arena) -> Buffers<C> {
     let (hidden, inner) = (desc.hidden as usize, desc.intermediate as usize);
-    let (pairs, local) = (tokens * desc.top_k as usize, desc.local_experts as usize);
-    let wave = wave_pairs(tokens).min(pairs);
+    let wave = wave_pairs(tokens).min(tokens * desc.top_k as usize);
     Buffers {
         x: arena.take(tokens * padded::<C>(hidden)),
         packed_x: arena.take(product::packed::<C>(hidden, wave)),
@@ -118,10 +105,7 @@ fn place<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize, arena: &mut A
         wide: arena.take(slots * hidden),
         scratch: product::Scratch::place(hidden.max(inner), slots, arena),
         hidden: arena.take(wave * padded::<C>(inner)),
-        pairs: arena.take(pairs),
-        tokens: arena.take(pairs),
-        counts: arena.take(local + 1),
-        active: arena.take(local),
+        sorted: Sorted::place(held(desc), tokens, arena),
     }
 }
 
@@ -132,58 +116,13 @@ pub fn workspace<C: Core>(desc: &ExpertsDesc, tokens: usize, slots: usize) -> u6
     arena.used()
 }
 
-/// Sorts pairs by expert, keeping their order; pairs of experts held elsewhere get zeros in `out`. Returns the number of
-/// experts that have pairs.
-unsafe fn sort<C: Core, A: Activation>(
-    desc: &ExpertsDesc,
-    args: &ExpertsArgs,
-    buffers: &Buffers<C>,
-) -> usize {
-    let (top, local) = (desc.top_k as usize, desc.local_experts as usize);
-    let count = args.tokens as usize * top;
-    // SAFETY: by the caller: addresses and buffers are valid, and only this thread runs.
-    unsafe {
-        let ids = Ptr::<u32>::new(args.expert_ids).slice(0, count);
-        let next = buffers.counts.slice_mut(0, local + 1);
-        next.fill(0);
-        let place_of = |id: u32| {
-            let at = id.wrapping_sub(desc.first_expert) as usize;
-            (at < local).then_some(at)
-        };
-        for (pair, id) in ids.iter().enumerate() {
-            match place_of(*id) {
-                Some(at) => next[at + 1] += 1,
-                None => {
-                    let columns = desc.hidden as usize;
-                    let out = Ptr::<A>::new(args.out).slice_mut(pair * columns, columns);
-                    out.fill(A::from_f32(0.0));
-                }
-            }
-        }
-        let mut active = 0;
-        let mut first = 0;
-        for expert in 0..local {
-            let count = next[expert + 1];
-            if count > 0 {
-                *buffers.active.at(active) = Active { expert: expert as u32, first, count };
-                active += 1;
-            }
-            next[expert] = first;
-            first += count;
-        }
-        for (pair, id) in ids.iter().enumerate() {
-            if let Some(at) = place_of(*id) {
-                let to = next[at] as usize;
-                next[at] += 1;
-                *buffers.pairs.at(to) = pair as u32;
-                *buffers.tokens.at(to) = (pair / top) as u32;
-            }
-        }
-        active
-    }
+fn held(desc: &ExpertsDesc) -> Held {
+    let (first, count) = (desc.first_expert, desc.local_experts as usize);
+    Held { first, count, top_k: desc.top_k as usize }
 }
 
-fn rows_of(weights: &ExpertWeights, expert: usize, rows: usize, k: usize) -> (Mxfp4Rows, Ptr<u16>) {
+/// Weights and bias of an expert.
+pub fn rows_of(weights: &ExpertWeights, expert: usize, rows: usize, k: usize) -> (Mxfp4Rows, Ptr<u16>) {
     let first = expert * rows;
     let data = Mxfp4Rows {
         codes: Ptr::new(weights.data).offset(first * k / 2),
@@ -212,8 +151,11 @@ pub unsafe fn launch<C: Core, A: Activation>(
         let x = (Ptr::<A>::new(args.x), Ptr::new(0));
         let norm = (Ptr::new(0), 0.0);
         prepare_rows::<C, A>(pool, x, norm, C::MXFP4_ORDER, hidden, tokens, buffers.wide, buffers.x);
-        let count = sort::<C, A>(desc, args, &buffers);
-        buffers.active.slice(0, count)
+        let zero = |pair: usize| {
+            Ptr::<A>::new(args.out).slice_mut(pair * hidden, hidden).fill(A::from_f32(0.0));
+        };
+        let count = buffers.sorted.sort(held(desc), Ptr::new(args.expert_ids), tokens, zero);
+        buffers.sorted.active.slice(0, count)
     };
     let inner_stride = padded::<C>(inner);
     // Products write no padding, so it is cleared once.
@@ -272,7 +214,7 @@ impl<C: Core, A: Activation> Wave<'_, C, A> {
         Tokens {
             data: self.buffers.x,
             stride: padded::<C>(self.desc.hidden as usize),
-            index: self.buffers.tokens.offset(active.first as usize),
+            index: self.buffers.sorted.tokens.offset(active.first as usize),
             count: active.count as usize,
         }
     }
@@ -342,7 +284,7 @@ impl<C: Core, A: Activation> Wave<'_, C, A> {
                 scratch: self.buffers.scratch.of(slot),
                 epilogue: Scatter::<A> {
                     out: self.out,
-                    pairs: self.buffers.pairs.offset(active.first as usize),
+                    pairs: self.buffers.sorted.pairs.offset(active.first as usize),
                     bias,
                     columns: hidden,
                 },

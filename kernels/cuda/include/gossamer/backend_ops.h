@@ -94,7 +94,67 @@ typedef struct {
   uint32_t row_count;
 } GossamerSampleArgs;
 
-// Sizes of description and arguments, operation by operation in numeric order: 20 numbers.
+typedef struct {
+  uint32_t heads, kv_heads, head_dim, activation;
+  float magnitude;
+} GossamerRopeDesc;
+typedef struct { uint64_t qkv, positions, inverse_frequencies; uint32_t tokens; } GossamerRopeArgs;
+
+typedef struct {
+  uint32_t columns, stride, activation;
+  float factor;
+} GossamerScaleDesc;
+typedef struct { uint64_t x; uint32_t tokens; } GossamerScaleArgs;
+
+typedef struct { uint32_t heads, kv_heads, head_dim, block_size, activation, kv; } GossamerKvWriteDesc;
+typedef struct { uint64_t qkv, slots, kv, kv_scales; uint32_t tokens; } GossamerKvWriteArgs;
+
+typedef struct { uint32_t from, to, rows, activation; } GossamerResizeDesc;
+typedef struct { uint64_t x, out; uint32_t tokens; } GossamerResizeArgs;
+
+typedef struct { uint32_t columns, padded, rows, activation; } GossamerQuantiseDesc;
+typedef struct { uint64_t x, codes, scales; uint32_t tokens; } GossamerQuantiseArgs;
+
+typedef struct {
+  uint32_t columns, padded, rows;
+  float limit, alpha;
+  uint32_t activation, out;
+} GossamerSwigluDesc;
+typedef struct { uint64_t x, out, scales; uint32_t tokens; } GossamerSwigluArgs;
+
+typedef struct {
+  uint32_t in_features, in_columns, out_features, out_columns, experts, first_expert, local_experts, top_k, per_pair, interleaved, x, out, weight;
+} GossamerExpertProductDesc;
+typedef struct {
+  uint64_t x, scales, expert_ids;
+  GossamerExpertWeights weights;
+  uint64_t out;
+  uint32_t tokens;
+} GossamerExpertProductArgs;
+
+typedef struct { uint32_t columns, top_k, activation; } GossamerCombineDesc;
+typedef struct { uint64_t experts_out, expert_weights, out; uint32_t tokens; } GossamerCombineArgs;
+
+typedef struct { uint32_t columns, activation; } GossamerAddDesc;
+typedef struct { uint64_t x, residual; uint32_t tokens; } GossamerAddArgs;
+
+enum { GOSSAMER_MOST_RANKS = 8, GOSSAMER_REGION_HEADER = 16384, GOSSAMER_ONE_SHOT_TOKENS = 64 };
+typedef struct { uint32_t ranks, hidden, activation; } GossamerAllReduceDesc;
+typedef struct {
+  uint64_t x, regions[GOSSAMER_MOST_RANKS], region_bytes;
+  uint32_t rank, tokens;
+} GossamerAllReduceArgs;
+typedef struct {
+  GossamerAllReduceDesc reduce;
+  float eps;
+} GossamerAllReduceNormDesc;
+typedef struct {
+  GossamerAllReduceArgs reduce;
+  uint64_t residual, weight, out;
+} GossamerAllReduceNormArgs;
+
+// Sizes of description and arguments, operation by operation in numeric order.
+enum { GOSSAMER_OP_SIZES = 42 };
 void gossamer_op_sizes(uint32_t* out);
 
 #ifdef __cplusplus

@@ -25,6 +25,23 @@ int gossamer_portable_finalize(const GossamerFinalizeDesc*, const GossamerFinali
 int gossamer_portable_sample(const GossamerSampleDesc*, const GossamerSampleArgs*, void* workspace, cudaStream_t);
 size_t gossamer_portable_sample_workspace(unsigned rows);
 
+// What the fused operations are put together from.
+int gossamer_portable_rope(const GossamerRopeDesc*, const GossamerRopeArgs*, cudaStream_t);
+int gossamer_portable_scale(const GossamerScaleDesc*, const GossamerScaleArgs*, cudaStream_t);
+int gossamer_portable_kv_write(const GossamerKvWriteDesc*, const GossamerKvWriteArgs*, cudaStream_t);
+int gossamer_portable_resize(const GossamerResizeDesc*, const GossamerResizeArgs*, cudaStream_t);
+int gossamer_portable_quantise(const GossamerQuantiseDesc*, const GossamerQuantiseArgs*, cudaStream_t);
+int gossamer_portable_swiglu(const GossamerSwigluDesc*, const GossamerSwigluArgs*, cudaStream_t);
+int gossamer_portable_expert_product(const GossamerExpertProductDesc*, const GossamerExpertProductArgs*, int packed, void* workspace, cudaStream_t);
+size_t gossamer_portable_expert_product_workspace(const GossamerExpertProductDesc*, unsigned tokens);
+int gossamer_portable_combine(const GossamerCombineDesc*, const GossamerCombineArgs*, cudaStream_t);
+int gossamer_portable_add(const GossamerAddDesc*, const GossamerAddArgs*, cudaStream_t);
+
+// Sums over the ranks of a tensor-parallel group: `hidden` a multiple of 8, at most 8192. Blocks of one launch wait for those of the other
+// ranks: all blocks of a launch (at most 128 of at most 1024 threads) must find room on the device at once.
+int gossamer_all_reduce(const GossamerAllReduceDesc*, const GossamerAllReduceArgs*, cudaStream_t);
+int gossamer_all_reduce_norm(const GossamerAllReduceNormDesc*, const GossamerAllReduceNormArgs*, cudaStream_t);
+
 #ifdef __cplusplus
 }
 #endif

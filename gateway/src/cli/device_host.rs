@@ -1,0 +1,49 @@
+//! Where a command that only asks backends opens them: on the CUDA device, where there is one and it can be opened, else on the CPUs.
+
+use gossamer_backend_api::HostServices;
+use gossamer_config::{Device, ServeConfig};
+use gossamer_worker::cuda::{self, Cuda};
+use gossamer_worker::{ModelOptions, pool};
+use std::error::Error;
+use std::sync::Arc;
+
+/// A host's services, and the device whose context is current.
+pub struct DeviceHost {
+    /// What backends get.
+    pub services: &'static HostServices,
+    cuda: Option<Arc<Cuda>>,
+}
+
+impl DeviceHost {
+    /// Opens the device that a server with this configuration would take. Where the choice is left open, a device that cannot be opened
+    /// counts as none.
+    pub fn open(config: &ServeConfig) -> Result<Self, Box<dyn Error>> {
+        let cuda = match config.device {
+            Device::Cuda => Some(Cuda::open(0)?),
+            Device::Auto if cuda::is_present() => Cuda::open(0).ok(),
+            _ => None,
+        };
+        let services = match &cuda {
+            Some(cuda) => pool::start_for(1, false, Some(cuda.ordinal()))?,
+            None => pool::start(1, false)?,
+        };
+        Ok(Self { services, cuda })
+    }
+
+    /// The device, in words.
+    pub fn name(&self) -> String {
+        match &self.cuda {
+            Some(cuda) => format!("{} ({})", cuda.name(), cuda.driver()),
+            None => format!("{}, no CUDA device", gossamer_worker::backends::cpu_name()),
+        }
+    }
+
+    /// A model's options there.
+    pub fn model_options(&self, config: &ServeConfig) -> ModelOptions {
+        let mut options = ModelOptions::new(config, 0);
+        if self.cuda.is_some() {
+            options.use_device_types(config);
+        }
+        options
+    }
+}
