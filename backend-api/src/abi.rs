@@ -207,6 +207,8 @@ pub struct BackendTable {
         stream: u64,
         error: *mut TextBuffer,
     ) -> Status,
+    /// Writes what a person should know beside what `supports` says, such as kernels that are built and not offered.
+    pub notes: unsafe extern "C" fn(*mut Instance, text: *mut TextBuffer),
 }
 
 /// Type of the entry symbol.
@@ -216,5 +218,5 @@ const _: () = {
     assert!(size_of::<Descriptor>() == 88);
     assert!(size_of::<RawOp>() == 16);
     assert!(size_of::<RawTactic>() == 88);
-    assert!(size_of::<BackendTable>() == 72);
+    assert!(size_of::<BackendTable>() == 80);
 };

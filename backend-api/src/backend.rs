@@ -128,6 +128,11 @@ pub trait KernelBackend: Send + Sync {
     /// Version.
     fn version(&self) -> &str;
 
+    /// What a person should know beside what [`Self::supports`] says, such as kernels that are built and not offered; may be empty.
+    fn notes(&self) -> String {
+        String::new()
+    }
+
     /// Whether the backend can do this operation.
     fn supports(&self, desc: &OpDesc) -> Support;
 

@@ -57,6 +57,7 @@ pub mod ffi {
             repack: repack::<B>,
             prepare: prepare::<B>,
             launch: launch::<B>,
+            notes: notes::<B>,
         }
     }
 
@@ -293,6 +294,18 @@ pub mod ffi {
                 let launch = Launch { args, tactic, workspace, workspace_bytes, stream };
                 this::<B>(instance).launch(&desc, &launch)
             })
+        }
+    }
+
+    unsafe extern "C" fn notes<B: Exported>(instance: *mut Instance, text: *mut TextBuffer) {
+        let mut notes = String::new();
+        // SAFETY: pointers are valid by the table's contract.
+        unsafe {
+            contain(std::ptr::null_mut(), || {
+                notes = this::<B>(instance).notes();
+                Ok(())
+            });
+            write(text, &notes);
         }
     }
 }

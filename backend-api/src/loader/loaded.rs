@@ -103,6 +103,11 @@ impl KernelBackend for LoadedBackend {
         &self.version
     }
 
+    fn notes(&self) -> String {
+        // SAFETY: the instance is open.
+        with_text(|text| unsafe { (self.table.notes)(self.instance, text) }).1
+    }
+
     fn supports(&self, desc: &OpDesc) -> Support {
         // SAFETY: the instance is open; the description lives for the call.
         let (yes, reason) =

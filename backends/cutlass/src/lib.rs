@@ -25,6 +25,9 @@ const BF16: u32 = 0;
 const ATTENTION: [&str; 6] =
     ["rows192-turns", "rows192", "rows192-turns-poly1", "rows192-turns-poly2", "rows128-turns", "rows128"];
 
+/// What stands in `kernels/cuda/blackwell` and is no tactic.
+const BLACKWELL: &str = "sm_100a: block-scaled products of MXFP4 weights and MXFP8 tokens: compiled, never run, not offered as a tactic";
+
 /// The backend.
 pub struct ManyTokens {
     /// Why it can do nothing here.
@@ -216,6 +219,13 @@ impl KernelBackend for ManyTokens {
 
     fn version(&self) -> &str {
         env!("CARGO_PKG_VERSION")
+    }
+
+    fn notes(&self) -> String {
+        match kernels::BUILT {
+            true => BLACKWELL.to_owned(),
+            false => String::new(),
+        }
     }
 
     fn supports(&self, desc: &OpDesc) -> Support {

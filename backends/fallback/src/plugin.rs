@@ -33,6 +33,10 @@ impl KernelBackend for Plugin {
         self.0.version()
     }
 
+    fn notes(&self) -> String {
+        self.0.notes()
+    }
+
     fn supports(&self, desc: &OpDesc) -> Support {
         self.0.supports(desc)
     }

@@ -6,8 +6,8 @@ use super::{Failure, device_host::DeviceHost, model_args::ModelArgs};
 use clap::Args;
 use gossamer_backend_api::{KernelBackend, OpDesc, Support, loader};
 use gossamer_config::ModelConfig;
-use gossamer_kernels::Backends;
-use gossamer_kernels::graph::{self, Op, Shard};
+use gossamer_kernels::graph::{self, Graph, Node, Op, Shard};
+use gossamer_kernels::passes;
 use gossamer_worker::backends;
 use std::{
     io::{Write, stdout},
@@ -59,37 +59,52 @@ pub fn list(args: &BackendsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The operations of a graph before fusion, without the mixture of experts as one, and after every pass, whoever can do them.
+fn forms(plain: Graph) -> Vec<Node> {
+    let mut asked = plain.nodes.clone();
+    for disabled in [&["fused-moe"][..], &[]] {
+        let mut fused = plain.clone();
+        passes::run(&mut fused, &disabled.iter().copied().collect(), &|_| true);
+        asked.extend(fused.nodes);
+    }
+    asked
+}
+
 /// Opens one backend and prints what it says about every operation of the model.
 pub fn probe(args: &ProbeArgs) -> Result<(), Failure> {
     let config = args.model.config()?;
-    let host = DeviceHost::open(&config)?;
+    let host = DeviceHost::open()?;
     let file = loader::inspect(&args.file)?;
     let backend: Arc<dyn KernelBackend> = Arc::new(loader::open(&file, host.services)?);
     let model = ModelConfig::load(&config.model)?;
-    let (mut options, choice) =
-        (host.model_options(&config), Backends::new(vec![backend.clone()], None, None)?);
+    let mut options = host.model_options(&config);
     writeln!(stdout(), "  on {}", host.name())?;
-    let (fused, _) = options.graph(&model, &choice);
-    options.disabled_passes = gossamer_kernels::passes::PASSES.iter().map(|pass| pass.name).collect();
-    let (plain, _) = options.graph(&model, &choice);
+    let notes = backend.notes();
+    if !notes.is_empty() {
+        writeln!(stdout(), "  {notes}")?;
+    }
+    // Everything that a graph may ask for: before fusion, after it, and where the mixture of experts stays in three.
+    let mut asked = forms(options.unfused(&model));
     // What only a rank of several does: the sums over them.
-    let place = Shard { rank: 0, ranks: 2 };
-    let of_rank = graph::shard(&model, place).map(|part| {
-        options.shard = place;
-        let (plain, _) = options.graph(&part, &choice);
-        options.disabled_passes.clear();
-        [plain, options.graph(&part, &choice).0]
-    });
-    let sums = of_rank.iter().flatten().flat_map(|graph| &graph.nodes);
-    let sums = sums.filter(|node| matches!(node.op, Op::AllReduce { .. } | Op::AllReduceNorm { .. }));
+    options.shard = Shard { rank: 0, ranks: 2 };
+    if let Ok(part) = graph::shard(&model, options.shard) {
+        asked.extend(
+            forms(options.unfused(&part))
+                .into_iter()
+                .filter(|node| matches!(node.op, Op::AllReduce { .. } | Op::AllReduceNorm { .. })),
+        );
+    }
     let mut told: Vec<OpDesc> = Vec::new();
-    for node in plain.nodes.iter().chain(&fused.nodes).chain(sums) {
+    for node in asked {
         let desc = node.op.desc();
         if told.contains(&desc) {
             continue;
         }
         let answer = match backend.supports(&desc) {
-            Support::Yes => format!("yes, {} tactic(s)", backend.tactics(&desc, 1).len()),
+            Support::Yes => {
+                let names = backend.tactics(&desc, 1).into_iter().map(|tactic| tactic.name);
+                format!("yes: {}", names.collect::<Vec<_>>().join(", "))
+            }
             Support::No(reason) => format!("no: {reason}"),
         };
         writeln!(stdout(), "  {:<28} {answer}", node.label())?;

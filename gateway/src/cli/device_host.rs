@@ -1,7 +1,7 @@
 //! Where a command that only asks backends opens them: on the CUDA device, where there is one and it can be opened, else on the CPUs.
 
 use gossamer_backend_api::HostServices;
-use gossamer_config::{Device, ServeConfig};
+use gossamer_config::ServeConfig;
 use gossamer_worker::cuda::{self, Cuda};
 use gossamer_worker::{ModelOptions, pool};
 use std::error::Error;
@@ -15,14 +15,9 @@ pub struct DeviceHost {
 }
 
 impl DeviceHost {
-    /// Opens the device that a server with this configuration would take. Where the choice is left open, a device that cannot be opened
-    /// counts as none.
-    pub fn open(config: &ServeConfig) -> Result<Self, Box<dyn Error>> {
-        let cuda = match config.device {
-            Device::Cuda => Some(Cuda::open(0)?),
-            Device::Auto if cuda::is_present() => Cuda::open(0).ok(),
-            _ => None,
-        };
+    /// Opens the first device if there is a driver. One that cannot be opened counts as none.
+    pub fn open() -> Result<Self, Box<dyn Error>> {
+        let cuda = if cuda::is_present() { Cuda::open(0).ok() } else { None };
         let services = match &cuda {
             Some(cuda) => pool::start_for(1, false, Some(cuda.ordinal()))?,
             None => pool::start(1, false)?,

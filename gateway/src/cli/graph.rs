@@ -1,9 +1,8 @@
 //! `gossamer graph`: a model's operations before and after fusion.
 
 use super::{device_host::DeviceHost, model_args::ModelArgs};
-use crate::process::demo_model;
 use clap::Args;
-use gossamer_config::{ConfigError, ModelConfig, ServeConfig, resolve};
+use gossamer_config::{ConfigError, ModelConfig, MoeActivationDtype, ServeConfig};
 use gossamer_kernels::graph::{self, Shard};
 use gossamer_kernels::passes;
 use gossamer_worker::backends;
@@ -33,19 +32,19 @@ pub struct GraphArgs {
     /// Which rank's part
     #[arg(long, default_value_t = 0)]
     rank: u32,
-    /// Type that experts may take activations in: auto or fp8
-    #[arg(long)]
-    moe_activation_dtype: Option<String>,
+    /// Type that experts may take activations in
+    #[arg(long, value_parser = ["auto", "fp8"], default_value = "auto")]
+    moe_activation_dtype: String,
 }
 
 impl GraphArgs {
-    /// The configuration that a server with these flags has. Several ranks are the graph's alone: a server has one.
+    /// The configuration that a server with these flags has. Several ranks are the graph's alone, and so is E4M3 on CPUs.
     fn config(&self) -> Result<ServeConfig, ConfigError> {
-        let mut arguments = self.model.to_arguments();
-        if let Some(dtype) = &self.moe_activation_dtype {
-            arguments.splice(0..0, ["--moe-activation-dtype".into(), dtype.into()]);
+        let mut config = self.model.config()?;
+        if self.moe_activation_dtype == "fp8" {
+            config.moe_activation_dtype = MoeActivationDtype::Fp8;
         }
-        Ok(resolve(arguments, [], &demo_model())?.config)
+        Ok(config)
     }
 }
 
@@ -54,7 +53,7 @@ pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
     let config = args.config()?;
     let place = Shard { rank: args.rank, ranks: args.tensor_parallel_size };
     let model = graph::shard(&ModelConfig::load(&config.model)?, place)?;
-    let host = DeviceHost::open(&config)?;
+    let host = DeviceHost::open()?;
     let open = backends::open(&config, host.services)?;
     let mut options = host.model_options(&config);
     options.shard = place;

@@ -42,7 +42,11 @@ struct Group {
       rank.device = two_devices ? static_cast<int>(r) : 0;
       CHECK(cudaSetDevice(rank.device));
       for (uint32_t other = 0; two_devices && other < count; ++other)
-        if (other != r) CHECK(cudaDeviceEnablePeerAccess(static_cast<int>(other), 0));
+        if (other != r) {
+          const cudaError_t reached = cudaDeviceEnablePeerAccess(static_cast<int>(other), 0);
+          if (reached == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
+          else CHECK(reached);
+        }
       CHECK(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
       for (bf16** p : {&rank.x, &rank.residual, &rank.out}) CHECK(cudaMalloc(p, most * row));
       CHECK(cudaMalloc(&rank.weight, row));
@@ -183,7 +187,9 @@ void check(uint32_t ranks, bool two_devices) {
   Group group(ranks, 1024, two_devices);
   Seen seen;
   uint32_t seed = 1;
-  for (uint32_t tokens : {1u, 2u, 3u, 8u, 63u, 64u, 65u, 129u, 300u, 1024u, 7u, 1000u, 1u}) check_once(group, tokens, seed += 17, seen);
+  // All ranks' blocks must be there at once: eight ranks of 128 blocks are too many for one device.
+  const uint32_t large = ranks == 8 ? 500 : 1024;
+  for (uint32_t tokens : {1u, 2u, 3u, 8u, 63u, 64u, 65u, 129u, 300u, large, 7u, large - 24, 1u}) check_once(group, tokens, seed += 17, seen);
   // bf16 sums: half a unit in the last place of each, relative to the whole.
   expect_below(name + ": sum", seen.sum, 2.5e-3);
   expect_below(name + ": sum and residual", seen.added, 3.5e-3);
@@ -193,7 +199,7 @@ void check(uint32_t ranks, bool two_devices) {
   // Replays: the sum of a sum grows by the number of ranks each time. Powers of two stay exact.
   const size_t count = static_cast<size_t>(1024) * kHidden;
   std::vector<bf16> ones(count, __float2bfloat16(1.f));
-  for (uint32_t tokens : {5u, 700u}) {
+  for (uint32_t tokens : {5u, large - 100}) {
     for (Rank& rank : group.ranks) {
       CHECK(cudaSetDevice(rank.device));
       CHECK(cudaMemcpy(rank.x, ones.data(), count * sizeof(bf16), cudaMemcpyHostToDevice));
@@ -212,7 +218,7 @@ void check(uint32_t ranks, bool two_devices) {
     release(graphs);
   }
   // One shot and two shots, few blocks and many, in turns.
-  const auto mixed = capture(group, 3, 900, true, 6);
+  const auto mixed = capture(group, 3, large - 50, true, 6);
   for (int i = 0; i < 10; ++i) replay(group, mixed);
   group.wait();
   release(mixed);
@@ -256,6 +262,9 @@ void time(bool two_devices) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "check";
+  // Streams that share a queue of the device would wait for each other.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   REQUIRE_OK(gossamer_prepare());
   if (what == "two") {
     int devices = 0, reach = 0;

@@ -162,9 +162,8 @@ impl ModelOptions {
         }
     }
 
-    /// Builds and fuses the graph of a model; nothing is loaded. With a shard, `config` is the part's shape (see
-    /// [`gossamer_kernels::graph::shard`]).
-    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
+    /// The graph of a model before fusion. With a shard, `config` is the part's shape (see [`gossamer_kernels::graph::shard`]).
+    pub fn unfused(&self, config: &ModelConfig) -> Graph {
         let options = GraphOptions {
             activation: self.activation,
             kv: self.kv,
@@ -174,7 +173,12 @@ impl ModelOptions {
             allow_fp8_attention: self.allow_fp8_attention,
             shard: self.shard,
         };
-        let mut graph = graph::build(config, &options);
+        graph::build(config, &options)
+    }
+
+    /// Builds and fuses the graph of a model, as [`Self::unfused`]; nothing is loaded.
+    pub fn graph(&self, config: &ModelConfig, backends: &Backends) -> (Graph, Vec<Applied>) {
+        let mut graph = self.unfused(config);
         let most = self.max_num_batched_tokens.max(self.max_num_seqs);
         let applied = passes::run(&mut graph, &self.disabled_passes, &|desc| {
             // A forced backend is asked for the whole operation even if it will refuse it: the graph's parts are nobody's way around
