@@ -307,7 +307,7 @@ pub fn check_at<M: Memory>(
             }
             outcomes.extend(check_finalize(bench, 2880, 4, tokens, activation, seed));
             outcomes.extend(check_parts(bench, tokens, activation, seed));
-            for (ranks, hidden) in [(2, 2880), (4, 64)] {
+            for (ranks, hidden) in [(2, 2880), (4, 64), (8, 40)] {
                 for normed in [false, true] {
                     outcomes.extend(check_all_reduce(bench, ranks, hidden, tokens, activation, normed, seed));
                 }

@@ -187,8 +187,9 @@ void check(uint32_t ranks, bool two_devices) {
   Group group(ranks, 1024, two_devices);
   Seen seen;
   uint32_t seed = 1;
-  // All ranks' blocks must be there at once: eight ranks of 128 blocks are too many for one device.
-  const uint32_t large = ranks == 8 ? 500 : 1024;
+  // Some blocks of every rank must be there at once. One device has room for 396 of the largest kernel: eight ranks of 63 blocks (500
+  // tokens) hang, since the last rank gets none.
+  const uint32_t large = ranks == 8 ? 304 : 1024;
   for (uint32_t tokens : {1u, 2u, 3u, 8u, 63u, 64u, 65u, 129u, 300u, large, 7u, large - 24, 1u}) check_once(group, tokens, seed += 17, seen);
   // bf16 sums: half a unit in the last place of each, relative to the whole.
   expect_below(name + ": sum", seen.sum, 2.5e-3);

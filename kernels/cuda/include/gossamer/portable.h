@@ -37,8 +37,9 @@ size_t gossamer_portable_expert_product_workspace(const GossamerExpertProductDes
 int gossamer_portable_combine(const GossamerCombineDesc*, const GossamerCombineArgs*, cudaStream_t);
 int gossamer_portable_add(const GossamerAddDesc*, const GossamerAddArgs*, cudaStream_t);
 
-// Sums over the ranks of a tensor-parallel group: `hidden` a multiple of 8, at most 8192. Blocks of one launch wait for those of the other
-// ranks: all blocks of a launch (at most 128 of at most 1024 threads) must find room on the device at once.
+// Sums over the ranks of a tensor-parallel group: `hidden` a multiple of 8, at most 8192. A block waits for the block
+// of its number on the other ranks: launches of ranks that share a device must all find room there (at most 128 blocks of at most 1024
+// threads each).
 int gossamer_all_reduce(const GossamerAllReduceDesc*, const GossamerAllReduceArgs*, cudaStream_t);
 int gossamer_all_reduce_norm(const GossamerAllReduceNormDesc*, const GossamerAllReduceNormArgs*, cudaStream_t);
 
