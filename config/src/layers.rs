@@ -48,6 +48,17 @@ pub fn expand_short_flags(args: impl IntoIterator<Item = OsString>) -> Vec<OsStr
         .collect()
 }
 
+/// Makes `--flag -1` name a value that is out of range, in place of an unknown flag `-1`: for every flag with a value, of
+/// the command and of those below it.
+pub fn read_negative_numbers(command: Command) -> Command {
+    command
+        .mut_args(|arg| match arg.is_positional() || is_switch(&arg) {
+            true => arg,
+            false => arg.allow_negative_numbers(true),
+        })
+        .mut_subcommands(read_negative_numbers)
+}
+
 /// Merges the command line (what follows `serve`), environment, file and recipe, and validates the result.
 pub fn resolve(
     args: impl IntoIterator<Item = OsString>,
@@ -55,6 +66,7 @@ pub fn resolve(
     demo_model: &Path,
 ) -> Result<Resolved, ConfigError> {
     let command = ServeArgs::augment_args(Command::new("gossamer serve").no_binary_name(true));
+    let command = read_negative_numbers(command);
     let args = expand_short_flags(args);
     let matches = command.clone().try_get_matches_from(&args).map_err(ConfigError::Usage)?;
     let flags = ServeArgs::from_arg_matches(&matches).map_err(ConfigError::Usage)?;

@@ -155,6 +155,10 @@ fn ranges_are_checked() {
     let case = Case::new();
     for (args, words) in [
         (&["--max-num-seqs", "0"][..], "at least 1"),
+        (&["--stream-interval", "-1"], "-1 is not in 0..=4294967295"),
+        (&["--shutdown-timeout", "-1"], "invalid value '-1' for '--shutdown-timeout <SECONDS>': expected"),
+        (&["--max-model-len", "-1"], "invalid value '-1' for '--max-model-len <TOKENS>': expected"),
+        (&["--gpu-memory-utilization", "-0.5"], "invalid value '-0.5'"),
         (&["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "below --max-num-seqs"),
         (&["--no-enable-chunked-prefill", "--max-model-len", "4096"], "below --max-model-len"),
         (&["--gpu-memory-utilization", "1.5"], "at most 1"),

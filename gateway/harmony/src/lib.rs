@@ -20,4 +20,4 @@ mod typescript;
 pub use control::{ControlIds, ControlToken, MissingControlToken};
 pub use conversation::{Conversation, Effort, Message, SystemBlock, Tool, ToolCall};
 pub use output::{ChatDelta, ChatOutput, ChatOutputOptions, Ending, FinishReason};
-pub use render::{Piece, RenderError, render, segments};
+pub use render::{Piece, RenderError, render, render_history, segments};

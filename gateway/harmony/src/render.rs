@@ -43,6 +43,17 @@ pub enum RenderError {
 /// # Errors
 /// A tool's result cannot be matched with a call.
 pub fn render(conversation: &Conversation) -> Result<Vec<Piece>, RenderError> {
+    let mut pieces = render_history(conversation)?;
+    pieces.push(Piece::Control(ControlToken::Start));
+    pieces.push(Piece::Text("assistant".into()));
+    Ok(pieces)
+}
+
+/// Renders the conversation's messages, and nothing for the assistant to go on from.
+///
+/// # Errors
+/// As [`render`].
+pub fn render_history(conversation: &Conversation) -> Result<Vec<Piece>, RenderError> {
     let messages = &conversation.messages;
     let mut renderer = Renderer::default();
     let has_tools = !conversation.tools.is_empty();
@@ -77,8 +88,6 @@ pub fn render(conversation: &Conversation) -> Result<Vec<Piece>, RenderError> {
             }
         }
     }
-    renderer.control(ControlToken::Start);
-    renderer.text("assistant");
     Ok(renderer.pieces)
 }
 

@@ -10,7 +10,7 @@ mod model_args;
 use crate::process::run_serve;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gossamer_bench::{compare::CompareArgs, pareto::ParetoArgs, serve::ServeBenchArgs, sweep::SweepArgs};
-use gossamer_config::{ServeArgs, expand_short_flags};
+use gossamer_config::{ServeArgs, expand_short_flags, read_negative_numbers};
 use gossamer_plan::PlanArgs;
 use std::{error::Error, ffi::OsString, io::Write, process::ExitCode};
 
@@ -78,7 +78,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         None => arguments,
     };
     let named = std::iter::once("gossamer".into()).chain(arguments);
-    let matches = match Cli::command().try_get_matches_from(named) {
+    let matches = match read_negative_numbers(Cli::command()).try_get_matches_from(named) {
         Ok(matches) => matches,
         Err(error) => error.exit(),
     };
@@ -143,6 +143,30 @@ mod tests {
     fn help(words: &[&str]) -> String {
         let words = ["gossamer"].iter().chain(words).chain(&["--help"]);
         Cli::command().try_get_matches_from(words).expect_err("help is no command").to_string()
+    }
+
+    #[test]
+    fn a_negative_number_is_a_value_out_of_range_and_no_unknown_flag() {
+        let command = read_negative_numbers(Cli::command());
+        command.clone().debug_assert();
+        let error = |words: &[&str]| {
+            let words = ["gossamer"].iter().chain(words);
+            command.clone().try_get_matches_from(words).expect_err("it is out of range").to_string()
+        };
+        for flag in [
+            "stream-interval",
+            "max-restarts",
+            "max-logprobs",
+            "shutdown-timeout",
+            "stall-timeout",
+            "autotune-budget",
+            "port",
+        ] {
+            let said = error(&["serve", &format!("--{flag}"), "-1"]);
+            assert!(said.contains(&format!("invalid value '-1' for '--{flag} ")), "{said}");
+        }
+        let said = error(&["bench", "latency", "--batch-size", "-1"]);
+        assert!(said.contains("invalid value '-1'"), "{said}");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct ChatRequest {
 pub struct Conversation {
     inner: harmony::Conversation,
     bytes: usize,
+    /// Whether the prompt ends where the assistant's next message begins.
+    generation_prompt: bool,
 }
 
 impl ChatRequest {
@@ -58,9 +60,6 @@ impl ChatRequest {
         for (name, what) in [
             ("functions", "the old form of tools"),
             ("echo", "repeating the conversation"),
-            ("continue_final_message", "continuing a message"),
-            ("chat_template", "chat templates other than harmony"),
-            ("documents", "documents"),
             ("audio", "audio"),
             ("web_search_options", "web search"),
             ("prediction", "predicted output"),
@@ -71,6 +70,12 @@ impl ChatRequest {
         fields.refuse("modalities", "output other than text", &[text_only])?;
         let include_reasoning = fields.boolean("include_reasoning")?.unwrap_or(true);
         let conversation = Conversation::take(app, fields)?;
+        if !conversation.generation_prompt {
+            return Err(ApiError::not_supported_yet(
+                "add_generation_prompt",
+                "letting the model say whose turn it is",
+            ));
+        }
         let tools = conversation.inner.tools.iter().map(|tool| tool.name.clone()).collect();
         Ok(Self {
             logprobs: common.sampling.logprobs,
@@ -91,6 +96,14 @@ impl Conversation {
             .as_ref()
             .map_err(|missing| ApiError::invalid("messages", missing.to_string()).code("no_chat"))?;
         let bytes = fields.size();
+        for (name, what) in [
+            ("continue_final_message", "continuing a message"),
+            ("chat_template", "chat templates other than harmony"),
+            ("documents", "documents"),
+        ] {
+            fields.refuse(name, what, &[])?;
+        }
+        let generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
         let messages = match fields.take("messages") {
             Some(Value::Array(items)) if items.is_empty() => {
                 return Err(ApiError::invalid(
@@ -113,7 +126,7 @@ impl Conversation {
             ..harmony::SystemBlock::default()
         };
         let tools = tools(fields)?;
-        Ok(Self { inner: harmony::Conversation { system, tools, messages }, bytes })
+        Ok(Self { inner: harmony::Conversation { system, tools, messages }, bytes, generation_prompt })
     }
 
     /// The prompt's tokens; long conversations are rendered and encoded off the runtime.
@@ -123,12 +136,16 @@ impl Conversation {
             Ok(control) => *control,
             Err(missing) => return Err(ApiError::invalid("messages", missing.to_string())),
         };
-        let inner = self.inner;
+        let Self { inner, bytes, generation_prompt } = self;
         let render = move || -> Result<Vec<Segment>, harmony::RenderError> {
-            Ok(harmony::segments(harmony::render(&inner)?, &control))
+            let pieces = match generation_prompt {
+                true => harmony::render(&inner)?,
+                false => harmony::render_history(&inner)?,
+            };
+            Ok(harmony::segments(pieces, &control))
         };
         let refuse = |error: harmony::RenderError| ApiError::invalid("messages", error.to_string());
-        if self.bytes <= INLINE_PROMPT_BYTES {
+        if bytes <= INLINE_PROMPT_BYTES {
             return Ok(text.pool.tokenizer().encode_segments(render().map_err(refuse)?));
         }
         text.pool.render_and_encode(move |_| render()).await.map_err(|error| match error {

@@ -17,6 +17,9 @@ const MOST_TOKEN_IDS: usize = 1024;
 const MOST_STOP_STRINGS: usize = 128;
 const LONGEST_STOP_STRING: usize = 1024;
 const MOST_CHOICES: i64 = 128;
+/// Repetition penalties beyond this, or below its inverse, are as strong: no logit outweighs them. It keeps what they make of a
+/// logit finite, since -inf forbids a token.
+const STRONGEST_REPETITION_PENALTY: f32 = 1e30;
 /// vLLM's limit: below it the distribution is greedy within float accuracy, and the division would overflow.
 const COLDEST: f32 = 1e-5;
 
@@ -47,6 +50,8 @@ pub struct Common {
     pub priority: i32,
     /// Separates prefix caches.
     pub cache_salt: u64,
+    /// Width of the logits.
+    vocab_size: u32,
 }
 
 /// `stream_options`.
@@ -125,7 +130,8 @@ impl Common {
                 fields.number("repetition_penalty", 0.0..=f64::from(f32::MAX))?,
                 "repetition_penalty",
             )?
-            .unwrap_or(1.0),
+            .unwrap_or(1.0)
+            .clamp(1.0 / STRONGEST_REPETITION_PENALTY, STRONGEST_REPETITION_PENALTY),
             presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
             logit_bias: logit_bias(fields, limits.vocab_size)?,
@@ -148,6 +154,7 @@ impl Common {
             priority: fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.unwrap_or(0)
                 as i32,
             cache_salt: fields.string("cache_salt")?.map_or(0, |salt| stable_hash(&salt)),
+            vocab_size: limits.vocab_size,
         })
     }
 
@@ -166,7 +173,35 @@ impl Common {
         if !self.ignore_eos {
             stop_token_ids.extend(eos.iter().copied().filter(|id| !self.stop_token_ids.contains(id)));
         }
+        self.check_first_token(&stop_token_ids)?;
         Ok(StopRules { max_tokens, min_tokens: self.min_tokens, stop_token_ids })
+    }
+
+    /// Tokens that end a choice may not be drawn before it has `min_tokens`: another one must be allowed.
+    fn check_first_token(&self, held_back: &[u32]) -> Result<(), ApiError> {
+        let allowed = &self.sampling.allowed_token_ids;
+        let held = |id: &u32| held_back.contains(id);
+        let none_left = match allowed.is_empty() {
+            false => allowed.iter().all(held),
+            // Whether such short lists hold the whole vocabulary is a question of very small ones alone.
+            true => held_back.len() >= self.vocab_size as usize && (0..self.vocab_size).all(|id| held(&id)),
+        };
+        if self.min_tokens == 0 || !none_left {
+            return Ok(());
+        }
+        let (param, what) = match allowed.is_empty() {
+            false => ("allowed_token_ids", "a token"),
+            true => ("stop_token_ids", "a token to be left"),
+        };
+        Err(ApiError::invalid(
+            param,
+            format!(
+                "{param}: expected {what} that does not end a choice, since min_tokens ({}) holds back those that do \
+                 (stop_token_ids{}), got none; allow another token, or set min_tokens to 0",
+                self.min_tokens,
+                if self.ignore_eos { "" } else { " and end of sequence" }
+            ),
+        ))
     }
 }
 

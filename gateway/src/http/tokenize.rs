@@ -37,6 +37,12 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Re
     let with_strings = fields.boolean("return_token_strs")?.unwrap_or(false);
     // gpt-oss has no tokens to put around a prompt, so that this only says how names of special tokens are read.
     let special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    if fields.has("messages") && fields.has("prompt") {
+        return Err(ApiError::invalid(
+            "messages",
+            "messages: expected 'messages' or 'prompt', got both; send one",
+        ));
+    }
     let tokens = if fields.has("messages") {
         let conversation = Conversation::take(&app, &mut fields)?;
         conversation.encode(&app).await?

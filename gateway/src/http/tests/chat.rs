@@ -360,3 +360,30 @@ async fn text_becomes_tokens_and_text_again() {
         assert_eq!(server.refused(path, body.to_string()).await.0, 400);
     }
 }
+
+/// `/tokenize` shows what a chat's prompt is, and what it is without the beginning of the answer.
+#[tokio::test]
+async fn tokenize_leaves_the_generation_prompt_out_where_asked() {
+    let server = Server::start(&[], Behaviour::Tokens(vec![1])).await;
+    let ask = async |extra: Value| {
+        let answer = server.post("/tokenize", chat(extra)).await;
+        answer["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>()
+    };
+    let whole = ask(json!({})).await;
+    assert_eq!(whole, ask(json!({"add_generation_prompt": true})).await);
+    let history = ask(json!({"add_generation_prompt": false})).await;
+    let start = tokenizer().encode_with_special("<|start|>assistant");
+    assert_eq!(whole, [&history[..], &start].concat());
+    server.post(PATH, chat(json!({"max_tokens": 1}))).await;
+    assert_eq!(server.submitted().pop().unwrap().prompt, whole);
+    for (path, extra, param, words) in [
+        ("/tokenize", json!({"prompt": "hi"}), "messages", "expected 'messages' or 'prompt', got both"),
+        ("/tokenize", json!({"add_generation_prompt": 1}), "add_generation_prompt", "expected true or false"),
+        ("/tokenize", json!({"continue_final_message": true}), "continue_final_message", "not supported yet"),
+        (PATH, json!({"add_generation_prompt": false}), "add_generation_prompt", "not supported yet"),
+    ] {
+        let (status, error) = server.refused(path, chat(extra).to_string()).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    }
+}

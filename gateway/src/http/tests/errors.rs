@@ -233,12 +233,32 @@ async fn messages_name_what_the_client_sent_and_what_would_do() {
         ),
         (PATH, json!({"prompt": "x", "seed": "1"}), "seed", "expected an integer, got a string"),
         (PATH, json!({"prompt": "x", "n": 1e20}), "n", "expected an integer of 1 to 128, got"),
+        (
+            PATH,
+            json!({"prompt": "x", "allowed_token_ids": [5, 6], "stop_token_ids": [6, 5], "min_tokens": 2}),
+            "allowed_token_ids",
+            "min_tokens (2) holds back",
+        ),
+        (
+            CHAT,
+            chat(json!({"allowed_token_ids": [200_002], "min_tokens": 1, "stream": true})),
+            "allowed_token_ids",
+            "(stop_token_ids and end of sequence)",
+        ),
     ] {
         let (status, error) = server.refused(path, body.to_string()).await;
         assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{body}: {error}");
         assert!(error["message"].as_str().unwrap().contains(words), "{body}: {error}");
     }
     server.post(CHAT, chat(json!({"n": 2, "best_of": 2, "max_completion_tokens": 5}))).await;
+    // Nothing is held back, or something is left.
+    for more in [
+        json!({"allowed_token_ids": [200_002], "min_tokens": 1, "ignore_eos": true}),
+        json!({"allowed_token_ids": [200_002]}),
+        json!({"allowed_token_ids": [200_002, 7], "min_tokens": 1}),
+    ] {
+        server.post(CHAT, chat(more)).await;
+    }
 }
 
 #[tokio::test]
