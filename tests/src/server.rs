@@ -4,7 +4,7 @@ use crate::client::Client;
 use std::{
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Arc, Mutex},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -199,13 +199,25 @@ pub fn children_of(pid: u32) -> Vec<(String, u32)> {
 
 /// Runs the binary to its end; status and stderr.
 pub fn run(arguments: &[&str]) -> (ExitStatus, String) {
-    let output = Command::new(binary())
+    let output = output(arguments);
+    (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Runs the binary to its end, which must be a success; what it printed.
+pub fn printed(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {} {said}", output.status);
+    String::from_utf8(output.stdout).expect("commands print UTF-8")
+}
+
+fn output(arguments: &[&str]) -> Output {
+    Command::new(binary())
         .args(arguments)
         .env_clear()
         .stdin(Stdio::null())
         .output()
-        .expect("the binary can be started");
-    (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+        .expect("the binary can be started")
 }
 
 fn launch(arguments: &[&str]) -> (Child, Arc<Mutex<Vec<String>>>, JoinHandle<()>) {

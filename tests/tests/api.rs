@@ -151,6 +151,16 @@ async fn logprobs_follow_the_text() {
             assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
         }
         assert_eq!(joined(&client.stream(CHAT, &body).await, 0), found);
+        // A stop string that begins inside a token cuts the text, and not the token's entry.
+        let full = found.text();
+        let (stop, text, bytes) = stop_inside_a_token(&answer["choices"][0], &full);
+        let mut cut = body.clone();
+        cut["stop"] = json!(stop);
+        let answer = client.post(CHAT, &cut).await;
+        assert_eq!(answer["choices"][0]["stop_reason"], stop, "{answer}");
+        let stopped = whole(&answer, 0);
+        assert_eq!((&*stopped.text(), &*stopped.entry_bytes), (text, bytes), "stop {stop:?}: {answer}");
+        assert_eq!(joined(&client.stream(CHAT, &cut).await, 0), stopped);
         let alone = client.post(CHAT, &chat(json!({"logprobs": true, "max_tokens": 5}))).await;
         let entries = alone["choices"][0]["logprobs"]["content"].as_array().unwrap();
         assert!(entries.iter().all(|entry| entry["top_logprobs"] == json!([])));
@@ -159,6 +169,24 @@ async fn logprobs_follow_the_text() {
         assert_eq!(logprobs["token_logprobs"].as_array().unwrap().len(), 5);
         assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 5);
     }
+}
+
+/// The end of some token, as a stop string, with the text before it and the bytes up to the token's end. `text` is that of a
+/// choice whose entries are whole.
+fn stop_inside_a_token<'a>(choice: &Value, text: &'a str) -> (&'a str, &'a str, &'a [u8]) {
+    let mut end = 0;
+    for entry in choice["logprobs"]["content"].as_array().unwrap() {
+        let start = end;
+        end += entry["bytes"].as_array().unwrap().len();
+        for at in start + 1..end {
+            if let Some(stop) = text.get(at..end)
+                && text.find(stop) == Some(at)
+            {
+                return (stop, &text[..at], &text.as_bytes()[..end]);
+            }
+        }
+    }
+    panic!("no token of {text:?} ends in what has not been there before");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use gossamer_tests::{
-    server::{TestServer, run},
+    server::{TestServer, printed},
     text::{joined, whole},
 };
 use serde_json::{Value, json};
@@ -51,8 +51,34 @@ async fn chat_streams_and_log_probabilities_agree_at_any_interval() {
 
 #[tokio::test]
 async fn backends_and_graph_are_printed() {
-    for command in ["backends", "graph"] {
-        let (status, said) = run(&[command]);
-        assert!(status.success(), "{command}: {said}");
+    let backends = printed(&["backends"]);
+    let fallback = section(&backends, "fallback ");
+    for operation in ["embed", "attention of layer 0", "moe-experts of layer 0", "sample"] {
+        let line = fallback.iter().find(|line| line.trim_start().starts_with(operation));
+        let line = line.unwrap_or_else(|| panic!("no line for {operation}: {backends}"));
+        assert!(line.contains(" yes: "), "{line}");
     }
+    let graph = printed(&["graph"]);
+    let (before, after) = graph.split_once("after fusion, ").expect("both graphs are printed");
+    for (part, name, words) in [
+        (before, "kv-write", "group 1 from plane 0"),
+        (before, "attention", "6 heads over 2, window 128, sinks"),
+        (before, "moe-route", "4 of 8"),
+        (before, "pass", "rope-kv-write"),
+        (after, "rope-kv-write", "qkv[T,640]"),
+        (after, "moe-experts", "expert-ids[T,4]u32"),
+        (after, "sample", "logits[R,3072]"),
+    ] {
+        let found = part.lines().any(|line| line.trim_start().starts_with(name) && line.contains(words));
+        assert!(found, "no {name} with {words:?}: {graph}");
+    }
+    assert!(!after.lines().any(|line| line.trim_start().starts_with("kv-write")), "it was fused: {graph}");
+}
+
+/// The lines from the first one that begins so to the next empty one.
+fn section<'a>(text: &'a str, begin: &str) -> Vec<&'a str> {
+    text.lines()
+        .skip_while(|line| !line.starts_with(begin))
+        .take_while(|line| !line.trim().is_empty())
+        .collect()
 }

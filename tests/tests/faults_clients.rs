@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
+const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 /// Gauges are back at 0 within this time.
 const SOON: Duration = Duration::from_secs(5);
@@ -19,8 +20,12 @@ fn endless() -> Value {
 
 /// A request whose client will leave: a connection of its own, closed when the task is aborted.
 fn plain(server: &TestServer, body: Value) -> JoinHandle<()> {
+    plain_to(server, COMPLETIONS, body)
+}
+
+fn plain_to(server: &TestServer, path: &'static str, body: Value) -> JoinHandle<()> {
     let client = Client::new(server.port());
-    tokio::spawn(async move { drop(client.try_post(COMPLETIONS, &body).await) })
+    tokio::spawn(async move { drop(client.try_post(path, &body).await) })
 }
 
 async fn aborts(server: &TestServer) -> f64 {
@@ -30,11 +35,12 @@ async fn aborts(server: &TestServer) -> f64 {
 #[tokio::test]
 async fn fifty_streams_cut_at_once_leave_nothing() {
     let server = golden_server(&["--num-gpu-blocks-override", "2200"]).await;
+    let before = aborts(&server).await;
     let mut streams = Vec::new();
     for _ in 0..50 {
         let client = Client::new(server.port());
         let mut stream = client
-            .open(COMPLETIONS, &json!({"prompt": [4, 5], "max_tokens": 2000, "ignore_eos": true}))
+            .open(COMPLETIONS, &json!({"prompt": [4, 5], "max_tokens": 8000, "ignore_eos": true}))
             .await;
         stream.next().await.expect("it is whole").expect("it has begun");
         streams.push((client, stream));
@@ -43,11 +49,10 @@ async fn fifty_streams_cut_at_once_leave_nothing() {
     let left = Instant::now();
     idle(&server).await;
     assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
-    // Some may have ended by themselves before they were cut.
+    // None can have ended by itself: the last one begins long before the first one's 8000 tokens are drawn.
     let client = server.client();
-    let (aborted, ended) = (aborts(&server).await, client.metric("request_success_total", "").await);
-    assert_eq!(ended, 50.0);
-    assert!(aborted > 0.0, "{aborted} of 50 were aborted");
+    assert_eq!(aborts(&server).await - before, 50.0, "each stream that was cut is one abort");
+    assert_eq!(client.metric("request_success_total", "").await, 50.0);
     assert_eq!(
         client.metric("prompt_tokens_total", "").await,
         client.metric("request_prompt_tokens_sum", "").await
@@ -97,6 +102,35 @@ async fn running_and_queued_requests_end_with_their_clients() {
     idle(&server).await;
     assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
     assert_eq!(aborts(&server).await, 8.0);
+}
+
+#[tokio::test]
+async fn chats_end_with_their_clients() {
+    let server = TestServer::dummy(&[]).await;
+    for (number, stream) in [(1.0, true), (2.0, false)] {
+        let body = json!({
+            "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20_000, "ignore_eos": true, "stream": stream,
+        });
+        // One that streams leaves after its first event, the other one once it runs.
+        match stream {
+            true => {
+                let client = Client::new(server.port());
+                let mut stream = client.open(CHAT, &body).await;
+                stream.next().await.expect("it is whole").expect("it has begun");
+            }
+            false => {
+                let task = plain_to(&server, CHAT, body);
+                metric(&server, "num_requests_running", |count| count == 1.0).await;
+                task.abort();
+            }
+        }
+        let left = Instant::now();
+        idle(&server).await;
+        assert!(left.elapsed() < SOON, "stream {stream}: it took {:?}", left.elapsed());
+        assert_eq!(aborts(&server).await, number, "stream {stream}");
+    }
+    let drawn = server.client().metric("generation_tokens_total", "").await;
+    assert!(drawn < 2.0 * 20_000.0, "{drawn} tokens were drawn for clients who had left");
 }
 
 #[tokio::test]

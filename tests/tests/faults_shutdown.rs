@@ -120,7 +120,9 @@ async fn a_second_signal_ends_the_server_at_once_with_a_failure() {
 
 #[tokio::test]
 async fn an_idle_server_ends_at_once_even_while_it_loads() {
-    for ready in [true, false] {
+    for (ready, signal) in
+        [(true, Signal::TERM), (false, Signal::TERM), (true, Signal::INT), (false, Signal::INT)]
+    {
         let mut server = match ready {
             true => golden_server(&[]).await,
             false => {
@@ -132,9 +134,9 @@ async fn an_idle_server_ends_at_once_even_while_it_loads() {
         let client = server.client();
         client.get("/live").await.expect("an answer");
         let start = Instant::now();
-        server.signal(Signal::TERM);
+        server.signal(signal);
         let exit = server.wait_exit().await;
-        assert!(exit.success(), "ready {ready}: {exit} {:?}", server.log());
+        assert_eq!(exit.code(), Some(0), "{signal:?}, ready {ready}: {exit} {:?}", server.log());
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     }
 }
