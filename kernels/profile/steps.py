@@ -20,7 +20,7 @@ from pathlib import Path
 BYTES, BF16, FP8 = 4.63e12, 690e12, 1258e12
 # First match counts.
 PARTS = [
-    ("experts", r"product_kernel|experts_kernel"),
+    ("experts", r"product_kernel|experts_kernel|few_kernel"),
     ("attention", r"attention|prefill|decode|rope"),
     ("dense", r"tiled_kernel|tiny_kernel|gemm_kernel|router"),
     ("sampling", r"sample"),
