@@ -200,6 +200,20 @@ fn a_missing_file_and_folder_are_named() {
 }
 
 #[test]
+fn a_pipe_is_refused_and_of_two_files_with_one_name_the_first_is_taken() {
+    let (folder, first) = patched(|_| ());
+    std::fs::copy(&first, folder.path().join("libgossamer_second.so")).expect("copied");
+    let pipe = folder.path().join("libgossamer_pipe.so");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let found = loader::discover(folder.path()).expect("the folder is read");
+    assert_eq!(found.iter().flatten().map(|file| &file.path).collect::<Vec<_>>(), [&first]);
+    let reasons: Vec<String> =
+        found.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+    assert!(reasons.iter().any(|reason| reason.contains("pipe.so: not a regular file")), "{reasons:?}");
+    assert!(reasons.iter().any(|reason| reason.contains("second.so") && reason.contains("patched.so holds a backend named")), "{reasons:?}");
+}
+
+#[test]
 fn what_a_plugin_says_or_panics_with_in_open_is_the_reason() {
     for (feature, expected) in [
         ("fail-in-open", "the example was told to fail"),

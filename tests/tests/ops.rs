@@ -4,8 +4,11 @@
 // The lint knows test functions, but not their helpers.
 #![allow(clippy::unwrap_used)]
 
-use gossamer_tests::server::{TestServer, eventually, fixture, run};
+use gossamer_backend_api::abi::DESCRIPTOR_SECTION;
+use gossamer_tests::server::{TestServer, binary, eventually, fixture, run};
+use object::{Object, ObjectSection};
 use serde_json::json;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -51,6 +54,37 @@ async fn a_wrong_start_is_refused_with_the_reason() {
         assert!(!status.success(), "{arguments:?}");
         assert!(said.contains(words), "{arguments:?}: {said}");
     }
+}
+
+/// A copy of the fallback backend under another name that dies of its first instruction.
+fn crashing_plugin(folder: &Path) {
+    let beside = binary().with_file_name("libgossamer_fallback.so");
+    std::fs::copy(&beside, folder.join("libgossamer_fallback.so")).unwrap();
+    let mut bytes = std::fs::read(beside).unwrap();
+    let place = |name: &str| {
+        let elf = object::File::parse(&*bytes).unwrap();
+        elf.section_by_name(name).unwrap().file_range().unwrap()
+    };
+    let ((code, len), (descriptor, _)) = (place(".text"), place(DESCRIPTOR_SECTION));
+    bytes[code as usize..(code + len) as usize].fill(0xcc);
+    bytes[descriptor as usize + 24..][..8].copy_from_slice(b"crashing");
+    std::fs::write(folder.join("libgossamer_crashing.so"), bytes).unwrap();
+}
+
+#[tokio::test]
+async fn a_plugin_that_crashes_when_it_is_opened_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    crashing_plugin(folder.path());
+    let directory = folder.path().to_str().unwrap();
+    let listed =
+        std::process::Command::new(binary()).args(["backends", "--backend-dir", directory]).output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains("cannot be used: the process that opened it ended with signal: 5"), "{listed}");
+    let server = TestServer::start(&["--backend-dir", directory]).await;
+    let body = json!({"prompt": "a", "max_tokens": 2, "temperature": 0});
+    assert_eq!(server.client().post("/v1/completions", &body).await["usage"]["completion_tokens"], 2);
+    assert_eq!(server.client().metric("worker_restarts_total", "").await, 0.0);
+    assert!(server.log().iter().any(|line| line.contains("libgossamer_crashing.so")), "{:?}", server.log());
 }
 
 /// A model's configuration and nothing else: whatever is refused of it is refused before weights are looked for.

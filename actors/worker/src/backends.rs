@@ -1,12 +1,15 @@
 //! Loads the backends of this process and looks up what was measured of them.
 
-use gossamer_backend_api::loader::{self, BackendFile, LoadError};
+use gossamer_backend_api::loader::{self, BackendFile, Found, LoadError};
 use gossamer_backend_api::{HostServices, KernelBackend};
 use gossamer_config::{ModelConfig, ServeConfig};
 use gossamer_kernels::tuner::{CacheKey, CacheMiss, KernelCache, PluginId, SCHEMA};
 use gossamer_kernels::{Backends, SelectError};
-use std::path::PathBuf;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Why there are no backends.
@@ -53,11 +56,62 @@ pub fn directory(config: &ServeConfig) -> Result<PathBuf, BackendsError> {
     Ok(executable.parent().map(PathBuf::from).unwrap_or_default())
 }
 
+/// How long a plugin may take to open.
+const OPENING: Duration = Duration::from_secs(20);
+
+/// Has a process of its own open each file, all at once: opening runs a library's constructors, and a crash in them would
+/// otherwise be this process' end, at every restart again. The executable is `gossamer` in every process that opens backends.
+fn tried(found: Vec<Found>) -> Vec<Found> {
+    let start = |file: BackendFile| {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg("open-backend")
+            .arg(&file.path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        (file, command.spawn())
+    };
+    let running: Vec<_> = found.into_iter().map(|file| file.map(start)).collect();
+    let deadline = Instant::now() + OPENING;
+    let finish = |(file, child): (BackendFile, std::io::Result<Child>)| match child
+        .and_then(|child| end_of(child, deadline))
+    {
+        // What the library says of itself comes from opening it here.
+        Ok(None) => Ok(file),
+        Ok(Some(end)) => Err(LoadError::Crash { path: file.path, end }),
+        Err(error) => Err(LoadError::Crash { path: file.path, end: format!("could not be run: {error}") }),
+    };
+    running.into_iter().map(|file| file.and_then(finish)).collect()
+}
+
+/// How a process ended, unless it returned by itself.
+fn end_of(mut child: Child, deadline: Instant) -> std::io::Result<Option<String>> {
+    loop {
+        match child.try_wait()? {
+            Some(status) => {
+                return Ok(status.signal().map(|signal| format!("was killed by signal {signal}")));
+            }
+            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            None => {
+                child.kill()?;
+                child.wait()?;
+                return Ok(Some(format!("was not through after {} s", OPENING.as_secs())));
+            }
+        }
+    }
+}
+
+/// Opens one plugin, for `tried`.
+pub fn try_open(path: &Path, host: &'static HostServices) -> Result<(), LoadError> {
+    loader::open(&loader::inspect(path)?, host).map(drop)
+}
+
 /// Opens every backend of the directory. One that cannot be used is left out with a warning.
 pub fn open(config: &ServeConfig, host: &'static HostServices) -> Result<OpenBackends, BackendsError> {
     let directory = directory(config)?;
     let (mut list, mut files, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
-    for found in loader::discover(&directory)? {
+    for found in tried(loader::discover(&directory)?) {
         match found.and_then(|file| loader::open(&file, host).map(|backend| (file, backend))) {
             Ok((file, backend)) => {
                 tracing::debug!(backend = file.name, version = file.version, "opened a backend");

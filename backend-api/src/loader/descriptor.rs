@@ -11,6 +11,9 @@ pub enum DescriptorError {
     /// The file could not be read.
     #[error("cannot read the file: {0}")]
     Read(#[from] std::io::Error),
+    /// It is a directory, a pipe or a device.
+    #[error("not a regular file")]
+    NotAFile,
     /// It is no shared library, or a damaged one.
     #[error("not a readable ELF library: {0}")]
     NotElf(#[from] object::Error),
@@ -67,6 +70,10 @@ pub struct BackendFile {
 impl BackendFile {
     /// Reads and checks the descriptor of a file.
     pub fn read(path: &Path) -> Result<Self, DescriptorError> {
+        // A pipe would be waited for.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(DescriptorError::NotAFile);
+        }
         let bytes = std::fs::read(path)?;
         let elf = object::File::parse(&*bytes)?;
         let section = elf.section_by_name(DESCRIPTOR_SECTION).ok_or(DescriptorError::Missing)?;

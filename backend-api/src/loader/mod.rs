@@ -54,6 +54,24 @@ pub enum LoadError {
         /// Size in the table.
         size: u32,
     },
+    /// Another file has a backend of this name.
+    #[error("{path}: {first} holds a backend named {name} already; remove one of them")]
+    Duplicate {
+        /// The file.
+        path: PathBuf,
+        /// The backend's name.
+        name: String,
+        /// The file that comes first.
+        first: PathBuf,
+    },
+    /// A process that only opened the library did not survive it.
+    #[error("{path}: the process that tried to open it {end}; rebuild the backend or remove the file")]
+    Crash {
+        /// The file.
+        path: PathBuf,
+        /// How the process ended.
+        end: String,
+    },
     /// The backend could not start.
     #[error("{path}: {source}")]
     Start {
@@ -79,7 +97,17 @@ pub fn discover(directory: &Path) -> Result<Vec<Found>, LoadError> {
         }
     }
     paths.sort();
-    Ok(paths.into_iter().map(|path| inspect(&path)).collect())
+    let mut found: Vec<Found> = Vec::new();
+    for path in paths {
+        let file = inspect(&path).and_then(|file| {
+            match found.iter().flatten().find(|other| other.name == file.name) {
+                Some(first) => Err(LoadError::Duplicate { path, name: file.name, first: first.path.clone() }),
+                None => Ok(file),
+            }
+        });
+        found.push(file);
+    }
+    Ok(found)
 }
 
 /// Reads and checks the descriptor of one file, without running any of its code.

@@ -8,10 +8,10 @@ use gossamer_backend_api::{KernelBackend, OpDesc, Support, loader};
 use gossamer_config::ModelConfig;
 use gossamer_kernels::graph::{self, Graph, Node, Op, Shard};
 use gossamer_kernels::passes;
-use gossamer_worker::backends;
+use gossamer_worker::{backends, pool};
 use std::{
     io::{Write, stdout},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -111,4 +111,9 @@ pub fn probe(args: &ProbeArgs) -> Result<(), Failure> {
         told.push(desc);
     }
     Ok(())
+}
+
+/// Opens one backend, for the process that would use it.
+pub fn try_open(file: &Path) -> Result<(), Failure> {
+    Ok(backends::try_open(file, pool::start(1, false)?)?)
 }

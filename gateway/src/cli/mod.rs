@@ -12,7 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gossamer_bench::{compare::CompareArgs, pareto::ParetoArgs, serve::ServeBenchArgs, sweep::SweepArgs};
 use gossamer_config::{ServeArgs, expand_short_flags, read_negative_numbers};
 use gossamer_plan::PlanArgs;
-use std::{error::Error, ffi::OsString, io::Write, process::ExitCode};
+use std::{error::Error, ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
 
 /// Exit status of a command whose output was closed: what shells show of a program that the signal for it has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
@@ -49,6 +49,12 @@ enum Command {
     /// Opens one backend and reports on it: a process of its own, since a plugin may crash when it is opened
     #[command(hide = true)]
     ProbeBackend(backends::ProbeArgs),
+    /// Opens one backend and ends: who serves has this tried before it opens the same
+    #[command(hide = true)]
+    OpenBackend {
+        /// The plugin
+        file: PathBuf,
+    },
 }
 
 #[derive(Subcommand)]
@@ -90,6 +96,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Serve(_) => run_serve(serve_arguments.unwrap_or_default()),
         Command::Backends(args) => report("backends", backends::list(&args)),
         Command::ProbeBackend(args) => report("probe-backend", backends::probe(&args)),
+        Command::OpenBackend { file } => report("open-backend", backends::try_open(&file)),
         Command::Graph(args) => report("graph", graph::print(&args)),
         Command::Autotune(args) => report("autotune", autotune::run(&args)),
         Command::Bench { what: Bench::Latency(args) } => report("bench latency", latency::run(&args)),
