@@ -8,6 +8,7 @@ use gossamer_tests::{
     server::{TestServer, fixture},
 };
 use serde_json::{Value, json};
+use std::path::Path;
 
 struct Case {
     prompt: Vec<u64>,
@@ -105,4 +106,56 @@ async fn a_checkpoint_without_tokenizer_says_what_it_cannot() {
         assert_eq!(status, 400, "{path}: {error}");
         assert!(error["message"].as_str().unwrap().contains("without"), "{path}: {error}");
     }
+}
+
+/// The golden checkpoint in `folder`, with an embedding of `token` that is not a number.
+fn with_nan_embedding(folder: &Path, token: usize) -> String {
+    let from = fixture("golden-a");
+    let mut bytes = std::fs::read(format!("{from}/model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let table = &tensors["model.embed_tokens.weight"];
+    assert_eq!(table["dtype"], "BF16");
+    let row = table["shape"][1].as_u64().unwrap() as usize * 2;
+    let start = header + table["data_offsets"][0].as_u64().unwrap() as usize + token * row;
+    bytes[start..start + row].chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0xC0, 0x7F]));
+    std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    std::fs::copy(format!("{from}/config.json"), folder.join("config.json")).unwrap();
+    folder.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn logits_that_are_no_numbers_end_their_request_and_no_other() {
+    // A token that no greedy answer below draws.
+    const BROKEN: usize = 511;
+    let cases = cases();
+    assert!(cases.iter().all(|case| !case.prompt.iter().chain(&case.greedy).any(|id| *id == BROKEN as u64)));
+    let folder = tempfile::tempdir().unwrap();
+    let server =
+        TestServer::start(&[&with_nan_embedding(folder.path(), BROKEN), "--skip-tokenizer-init"]).await;
+    let client = server.client();
+    let others = cases.iter().map(|case| {
+        let (client, body) = (client.clone(), body(case));
+        tokio::spawn(async move { client.post("/v1/completions", &body).await })
+    });
+    let others: Vec<_> = others.collect();
+    const WORDS: &str = "the model's output is not a number";
+    for (temperature, logprobs) in [(0, Value::Null), (1, Value::Null), (0, json!(2))] {
+        let mut broken = json!({"prompt": [7, BROKEN, 8], "max_tokens": 4, "temperature": temperature,
+            "logprobs": logprobs, "n": 3});
+        let (status, error) = client.refused("/v1/completions", &broken).await;
+        assert_eq!((status, error["code"].as_str()), (500, Some("internal_error")), "{error}");
+        assert_eq!(error["message"], WORDS);
+        broken["stream"] = json!(true);
+        let end = client.open("/v1/completions", &broken).await.rest().await.expect("the stream is whole");
+        assert!(end.done, "the error is followed by [DONE]");
+        assert_eq!(end.events.last().expect("an error comes").data["error"]["message"], WORDS);
+    }
+    for (case, other) in cases.iter().zip(others) {
+        check(case, &other.await.unwrap()["choices"][0], "beside broken requests");
+    }
+    // What they left in the cache disturbs nobody either.
+    run(&client, "after broken requests").await;
+    let logged = server.log().iter().filter(|line| line.contains(WORDS)).count();
+    assert_eq!(logged, 6, "one line a request: {:?}", server.log());
 }

@@ -7,8 +7,11 @@
 use crate::queue::Place;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
-use gossamer_wire::{FinishReason, StepResult};
+use gossamer_wire::{FinishReason, SampledToken, StepResult};
 use thiserror::Error;
+
+/// What a request is told whose logits hold no number.
+const NOT_A_NUMBER: &str = "the model's output is not a number";
 
 /// A result that contradicts the plan: the worker is not to be trusted any more.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -70,6 +73,16 @@ impl Scheduler {
             let Some(sequence) = self.sequences.find_mut(sample.id) else { continue };
             debug_assert_eq!(sequence.tokens.len(), sample.position as usize);
             sequence.pending -= 1;
+            if drawn.token == SampledToken::NOT_A_NUMBER {
+                let request = sequence.key.request;
+                // Once for all choices of a request.
+                if self.not_a_number.replace(request) != Some(request) {
+                    tracing::error!(%request, position = sample.position, "{NOT_A_NUMBER}: the request ends");
+                }
+                ended |= sequence.slot.is_some();
+                self.end(sample.id, Some(FinishReason::Error(NOT_A_NUMBER.into())));
+                continue;
+            }
             sequence.tokens.push(drawn.token);
             if let Some(logprobs) = drawn.logprobs {
                 sequence.logprobs.push(logprobs);
@@ -115,7 +128,7 @@ impl Scheduler {
                 });
             }
             let vocab_size = self.layout.vocab_size;
-            if drawn.token >= vocab_size {
+            if drawn.token >= vocab_size && drawn.token != SampledToken::NOT_A_NUMBER {
                 return Err(CompleteError::Token { step, vocab_size, token: drawn.token });
             }
         }

@@ -9,7 +9,8 @@ use crate::pool::BlockPool;
 use crate::queue::{FairQueue, Place};
 use crate::sequence::{SeqId, SequenceStore};
 use gossamer_wire::{
-    AbortReason, EngineInfo, FinishReason, FromScheduler, SchedulerStats, SequenceKey, StepPlan, WorkerInfo,
+    AbortReason, EngineInfo, FinishReason, FromScheduler, RequestId, SchedulerStats, SequenceKey, StepPlan,
+    WorkerInfo,
 };
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -39,6 +40,8 @@ pub struct Scheduler {
     pub(crate) outbox: Outbox,
     pub(crate) stats: SchedulerStats,
     pub(crate) pace: Pace,
+    /// The last request that ended because the model's output was no number.
+    pub(crate) not_a_number: Option<RequestId>,
 }
 
 /// How fast sequences finish: what a refused client is told to wait is derived from it.
@@ -74,6 +77,7 @@ impl Scheduler {
             outbox: Outbox::default(),
             stats: SchedulerStats::default(),
             pace: Pace::default(),
+            not_a_number: None,
             config,
         };
         scheduler.reset_slots();

@@ -144,10 +144,15 @@ pub struct SampledToken {
     pub slot: u32,
     /// Position that the token takes in the sequence (prompt and output counted).
     pub position: u32,
-    /// The token.
+    /// The token, or [`Self::NOT_A_NUMBER`].
     pub token: u32,
     /// Where asked for.
     pub logprobs: Option<TokenLogprobs>,
+}
+
+impl SampledToken {
+    /// In place of a token: the logits are not numbers, and none was drawn. The sequence has to end.
+    pub const NOT_A_NUMBER: u32 = u32::MAX;
 }
 
 /// Result of one step.

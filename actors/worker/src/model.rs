@@ -195,19 +195,39 @@ impl Model {
     fn take_drawn(&mut self, runs: &[Run]) -> Result<Vec<SampledToken>, ExecutorError> {
         let mut sampled = Vec::with_capacity(self.drawn.tokens.len());
         for (row, run) in runs.iter().filter(|run| run.sample).enumerate() {
-            let token = self.drawn.tokens[row];
-            if token >= self.info.vocab_size {
-                let limit = self.info.vocab_size;
-                return Err(ExecutorError::Device(format!("drew token {token} of a vocabulary of {limit}")));
-            }
+            let token = self.checked(self.drawn.tokens[row])?;
             if let Some(slot) = self.slots.get_mut(run.slot) {
-                slot.push(token);
+                // A sequence that ends for want of a token may be in the next step already, which reads some token.
+                slot.push(token.unwrap_or(0));
             }
             let SampleRow { position, logprobs, .. } = self.batch.sample.rows[row];
             let logprobs = (logprobs != SampleRow::NO_LOGPROBS).then(|| self.drawn.logprobs(row, logprobs));
-            sampled.push(SampledToken { slot: run.slot, position, token, logprobs });
+            sampled.push(sampled_token(run.slot, position, token, logprobs));
         }
         Ok(sampled)
+    }
+
+    /// What the sampling operation wrote: a token, or that there is none.
+    fn checked(&self, token: u32) -> Result<Option<u32>, ExecutorError> {
+        let limit = self.info.vocab_size;
+        match token {
+            SampleRow::NO_TOKEN => Ok(None),
+            token if token < limit => Ok(Some(token)),
+            _ => Err(ExecutorError::Device(format!("drew token {token} of a vocabulary of {limit}"))),
+        }
+    }
+}
+
+/// A token whose log-probability is NaN was drawn from logits that are none, by a backend that did not notice.
+fn sampled_token(
+    slot: u32,
+    position: u32,
+    token: Option<u32>,
+    logprobs: Option<TokenLogprobs>,
+) -> SampledToken {
+    match token.filter(|_| !logprobs.as_ref().is_some_and(|drawn| drawn.logprob.is_nan())) {
+        Some(token) => SampledToken { slot, position, token, logprobs },
+        None => SampledToken { slot, position, token: SampledToken::NOT_A_NUMBER, logprobs: None },
     }
 }
 

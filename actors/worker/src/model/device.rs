@@ -15,12 +15,12 @@ mod inputs;
 
 use self::inputs::{Feeds, Inputs, in_plan_order, places_in_plan, singles_first};
 use super::launch::{GroupPlaces, Places};
-use super::{Drawn, Model};
+use super::{Drawn, Model, sampled_token};
 use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinned, Stream, download};
 use crate::executor::{ExecutorError, Progress};
 use gossamer_backend_api::ops::SampleRow;
 use gossamer_kernels::graph::Op;
-use gossamer_wire::{InputTokens, Run, SampledToken, StepPlan, StepResult};
+use gossamer_wire::{InputTokens, Run, StepPlan, StepResult};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -464,28 +464,24 @@ impl Model {
         let bytes = staging.output.bytes();
         let mut sampled = Vec::with_capacity(drawings.len());
         for (row, drawing) in drawings.iter().enumerate() {
-            let token = word(bytes, row * 4);
-            if token >= self.info.vocab_size {
-                let limit = self.info.vocab_size;
-                return Err(ExecutorError::Device(format!("drew token {token} of a vocabulary of {limit}")));
-            }
+            let token = self.checked(word(bytes, row * 4))?;
             if steps.joined[drawing.slot as usize] == drawing.joined
                 && let Some(slot) = self.slots.get_mut(drawing.slot)
             {
-                slot.resolve(drawing.position, token);
+                slot.resolve(drawing.position, token.unwrap_or(0));
             }
             let logprobs = (drawing.logprobs != SampleRow::NO_LOGPROBS).then(|| {
                 let places = row * layout.alternatives..(row + 1) * layout.alternatives;
                 let float = |at: usize| f32::from_bits(word(bytes, at));
                 let drawn = Drawn {
-                    tokens: vec![token],
+                    tokens: vec![token.unwrap_or(0)],
                     logprobs: vec![float(layout.logprobs + row * 4)],
                     top_ids: places.clone().map(|at| word(bytes, layout.top_ids + at * 4)).collect(),
                     top_logprobs: places.map(|at| float(layout.top_logprobs + at * 4)).collect(),
                 };
                 drawn.logprobs(0, drawing.logprobs)
             });
-            sampled.push(SampledToken { slot: drawing.slot, position: drawing.position, token, logprobs });
+            sampled.push(sampled_token(drawing.slot, drawing.position, token, logprobs));
         }
         let busy = staging.done.milliseconds_since(&staging.begun)?;
         steps.spare.push(staging);

@@ -107,14 +107,14 @@ impl<L: Activation> Draw<L> {
         }
     }
 
-    /// The winner among what survives.
+    /// The winner among what survives; `None` where all is forbidden.
     #[inline(always)]
-    fn draw(&self, scores: &[f32], last: Last) -> u32 {
+    fn draw(&self, scores: &[f32], last: Last) -> Option<u32> {
         /// No noise is larger: `-ln(-ln(1 - 2^-25))`, rounded up.
         const LARGEST_NOISE: f64 = 17.4;
         let stream = Stream::new(self.row.seed, self.row.position, self.row.choice);
         let offset = self.desc.vocab_offset;
-        let (mut best, mut winner) = (f64::NEG_INFINITY, argmax(scores));
+        let (mut best, mut winner) = (f64::NEG_INFINITY, argmax(scores)?);
         let first = winner as usize;
         let mut consider = |column: usize, word: u32, best: &mut f64| {
             let score = f64::from(scores[column]) + gumbel(word);
@@ -151,15 +151,16 @@ impl<L: Activation> Draw<L> {
                 }
             }
         }
-        winner
+        Some(winner)
     }
 }
 
-/// Index of the largest; ties: the lower one.
+/// Index of the largest; ties: the lower one. `None` where all are -inf.
 #[inline(always)]
-fn argmax(scores: &[f32]) -> u32 {
+fn argmax(scores: &[f32]) -> Option<u32> {
     let largest = logprobs::maximum(scores);
-    scores.iter().position(|score| *score == largest).unwrap_or(0) as u32
+    let first = scores.iter().position(|score| *score == largest)?;
+    (largest > f32::NEG_INFINITY).then_some(first as u32)
 }
 
 impl<L: Activation> Task for Draw<L> {
@@ -188,6 +189,11 @@ impl<L: Activation> Task for Draw<L> {
                 self.draw(scores, last)
             } else {
                 argmax(scores)
+            };
+            let Some(column) = column else {
+                *Ptr::<u32>::new(self.args.tokens).at(self.index) = SampleRow::NO_TOKEN;
+                *Ptr::<f32>::new(self.args.logprobs).at(self.index) = f32::NAN;
+                return;
             };
             *Ptr::<u32>::new(self.args.tokens).at(self.index) = self.desc.vocab_offset + column;
             let most = self.desc.max_logprobs as usize;
