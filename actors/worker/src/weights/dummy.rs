@@ -179,7 +179,8 @@ fn normal_cdf(x: f64, density: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gossamer_kernels::graph::WeightType;
+    use gossamer_backend_api::DType;
+    use gossamer_kernels::graph::{GraphOptions, Shard, WeightType};
 
     fn bytes(weights: &Weights, index: usize, count: usize) -> Vec<u8> {
         // SAFETY: the weights are alive and the tensor has that many bytes.
@@ -209,6 +210,61 @@ mod tests {
         assert_eq!(bytes(&one, 0, 6_000_006), bytes(&again, 0, 6_000_006));
         assert_ne!(bytes(&one, 0, 1000), bytes(&other, 0, 1000));
         assert_ne!(bytes(&one, 0, 1000), bytes(&one, 1, 1000));
+    }
+
+    /// With a router of equal weights, all tokens would take the same experts.
+    #[test]
+    fn routing_depends_on_the_token_and_uses_every_expert() {
+        const TOKENS: usize = 400;
+        let (hidden, experts, top_k) = (2880, 32, 4);
+        let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/golden-a");
+        let config = gossamer_config::ModelConfig {
+            hidden_size: hidden as u32,
+            num_experts: experts as u32,
+            experts_per_token: top_k as u32,
+            ..gossamer_config::ModelConfig::load(&fixture).unwrap()
+        };
+        let graph = gossamer_kernels::graph::build(
+            &config,
+            &GraphOptions {
+                activation: DType::F32,
+                kv: DType::F32,
+                block_size: 64,
+                max_logprobs: 0,
+                allow_fp8_experts: false,
+                allow_fp8_attention: false,
+                shard: Shard::WHOLE,
+            },
+        );
+        let values = |name: &str, count: usize| -> Vec<f32> {
+            let weight = graph.weights.iter().find(|weight| weight.name == name);
+            let weight = weight.unwrap_or_else(|| panic!("no weight {name}"));
+            let mut bytes = vec![0; 2 * count];
+            fill_part(weight, 5, 0, &mut bytes, &mut Table::default());
+            bytes.chunks_exact(2).map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32()).collect()
+        };
+        let embedding = values("model.embed_tokens.weight", TOKENS * hidden);
+        let norm = values("model.layers.0.post_attention_layernorm.weight", hidden);
+        let router = values("model.layers.0.mlp.router.weight", experts * hidden);
+        let bias = values("model.layers.0.mlp.router.bias", experts);
+        let (mut chosen, mut choices) = (vec![0; experts], std::collections::BTreeMap::new());
+        for x in embedding.chunks_exact(hidden) {
+            let scale = (x.iter().map(|x| x * x).sum::<f32>() / hidden as f32).sqrt().recip();
+            let logit = |expert: usize| -> f32 {
+                let row = &router[expert * hidden..][..hidden];
+                bias[expert] + row.iter().zip(x).zip(&norm).map(|((w, x), n)| w * x * n * scale).sum::<f32>()
+            };
+            let mut order: Vec<(f32, usize)> = (0..experts).map(|expert| (logit(expert), expert)).collect();
+            order.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let mut top: Vec<usize> = order[..top_k].iter().map(|(_, expert)| *expert).collect();
+            top.sort_unstable();
+            top.iter().for_each(|expert| chosen[*expert] += 1);
+            *choices.entry(top).or_insert(0) += 1;
+        }
+        assert!(chosen.iter().all(|count| *count > 0), "tokens of each expert: {chosen:?}");
+        // Evenly spread, an expert would have 50; none may have most of the tokens, and no four experts either.
+        assert!(chosen.iter().all(|count| *count < TOKENS / 2), "tokens of each expert: {chosen:?}");
+        assert!(choices.len() > TOKENS / 2, "{} tokens take {} sets of experts", TOKENS, choices.len());
     }
 
     #[test]
