@@ -12,7 +12,7 @@ mod pad_quantise;
 mod rope_kv_write;
 mod swiglu_quantise;
 
-use crate::graph::{Graph, TensorId};
+use crate::graph::{Graph, Node, Op, TensorId};
 use gossamer_backend_api::OpDesc;
 use std::collections::BTreeSet;
 use thiserror::Error;
@@ -109,6 +109,23 @@ pub fn run(graph: &mut Graph, disabled: &BTreeSet<&'static str>, can: Can<'_>) -
         .filter(|pass| !disabled.contains(pass.name))
         .map(|pass| Applied { name: pass.name, times: (pass.apply)(graph, can) })
         .collect()
+}
+
+/// Puts what `matched` returns in the place of so many operations, wherever it finds its pattern, and says how often.
+fn replace<const N: usize>(
+    graph: &mut Graph,
+    matched: impl Fn(&Graph, usize) -> Option<(usize, [Op; N])>,
+) -> usize {
+    let (mut times, mut at) = (0, 0);
+    while at < graph.nodes.len() {
+        if let Some((count, ops)) = matched(graph, at) {
+            let layer = graph.nodes[at].layer;
+            graph.nodes.splice(at..at + count, ops.map(|op| Node { layer, op }));
+            times += 1;
+        }
+        at += 1;
+    }
+    times
 }
 
 /// How many operations read a tensor.

@@ -1,21 +1,13 @@
 //! The sum over ranks, the residual's addition and the norm after it become one operation: partial sums are read once, and the
 //! residual stream is read and written once.
 
-use super::{Can, readers};
-use crate::graph::{Graph, Node, Op};
+use super::{Can, readers, replace};
+use crate::graph::{Graph, Op};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::AllReduceNormDesc;
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    for at in 0..graph.nodes.len() {
-        if let Some(op) = matched(graph, at, can) {
-            let layer = graph.nodes[at].layer;
-            graph.nodes.splice(at..at + 3, [Node { layer, op }]);
-            times += 1;
-        }
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|op| (3, [op])))
 }
 
 /// The norm may be the next layer's.

@@ -4,21 +4,13 @@
 //! It does not look through padding that is an operation of its own: switching off `pad-quantise`, `swiglu-quantise` or `finalize-slice`
 //! leaves the parts.
 
-use super::{Can, readers};
-use crate::graph::{Graph, Node, Op};
+use super::{Can, readers, replace};
+use crate::graph::{Graph, Op};
 use gossamer_backend_api::ops::ExpertsDesc;
 use gossamer_backend_api::{DType, OpDesc};
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    for at in 0..graph.nodes.len() {
-        if let Some((count, op)) = matched(graph, at, can) {
-            let layer = graph.nodes[at].layer;
-            graph.nodes.splice(at..at + count, [Node { layer, op }]);
-            times += 1;
-        }
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|(count, op)| (count, [op])))
 }
 
 /// How many operations become which.

@@ -1,22 +1,12 @@
 //! Norm, route, experts and finalize as one operation.
 
-use super::{Can, readers};
-use crate::graph::{Graph, Node, Op};
+use super::{Can, readers, replace};
+use crate::graph::{Graph, Op};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::FusedMoeDesc;
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    let mut at = 0;
-    while at < graph.nodes.len() {
-        if let Some(fused) = matched(graph, at, can) {
-            let layer = graph.nodes[at].layer;
-            graph.nodes.splice(at..at + 4, [Node { layer, op: fused }]);
-            times += 1;
-        }
-        at += 1;
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|op| (4, [op])))
 }
 
 fn matched(graph: &Graph, at: usize, can: Can<'_>) -> Option<Op> {

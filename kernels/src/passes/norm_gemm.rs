@@ -1,23 +1,13 @@
 //! A norm that one product alone reads becomes the product's prologue. Before the head this also spares the norm of
 //! all rows that are not drawn.
 
-use super::{Can, readers};
+use super::{Can, readers, replace};
 use crate::graph::{Graph, Op};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::GemmDesc;
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    let mut at = 0;
-    while at + 1 < graph.nodes.len() {
-        if let Some(fused) = matched(graph, at, can) {
-            graph.nodes[at].op = fused;
-            graph.nodes.remove(at + 1);
-            times += 1;
-        }
-        at += 1;
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|op| (2, [op])))
 }
 
 fn matched(graph: &Graph, at: usize, can: Can<'_>) -> Option<Op> {

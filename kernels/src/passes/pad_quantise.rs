@@ -1,20 +1,12 @@
 //! Padding before rounding to E4M3 becomes part of the rounding.
 
-use super::{Can, readers};
+use super::{Can, readers, replace};
 use crate::graph::{Graph, Op};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::QuantiseDesc;
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    for at in 0..graph.nodes.len() {
-        if let Some(fused) = matched(graph, at, can) {
-            graph.nodes[at].op = fused;
-            graph.nodes.remove(at + 1);
-            times += 1;
-        }
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|op| (2, [op])))
 }
 
 fn matched(graph: &Graph, at: usize, can: Can<'_>) -> Option<Op> {

@@ -1,22 +1,13 @@
 //! Rotation, the queries' scale and the cache write become one operation. The scale goes into attention, where it is a factor of the
 //! logits in float32: one rounding less.
 
-use super::Can;
-use crate::graph::{Graph, Node, Op};
+use super::{Can, replace};
+use crate::graph::{Graph, Op};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::{AttentionDesc, RopeKvWriteDesc};
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    for at in 0..graph.nodes.len() {
-        if let Some([write, attention]) = matched(graph, at, can) {
-            let layer = graph.nodes[at].layer;
-            let fused = [write, attention].map(|op| Node { layer, op });
-            graph.nodes.splice(at..at + 4, fused);
-            times += 1;
-        }
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|ops| (4, ops)))
 }
 
 fn matched(graph: &Graph, at: usize, can: Can<'_>) -> Option<[Op; 2]> {

@@ -1,20 +1,12 @@
 //! The gated unit with its clamp, and rounding of its result to E4M3, become one operation.
 
-use super::{Can, readers};
+use super::{Can, readers, replace};
 use crate::graph::{Graph, Op};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::SwigluDesc;
 
 pub(super) fn apply(graph: &mut Graph, can: Can<'_>) -> usize {
-    let mut times = 0;
-    for at in 0..graph.nodes.len() {
-        if let Some(fused) = matched(graph, at, can) {
-            graph.nodes[at].op = fused;
-            graph.nodes.remove(at + 1);
-            times += 1;
-        }
-    }
-    times
+    replace(graph, |graph, at| matched(graph, at, can).map(|op| (2, [op])))
 }
 
 fn matched(graph: &Graph, at: usize, can: Can<'_>) -> Option<Op> {
