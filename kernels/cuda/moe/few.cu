@@ -16,7 +16,6 @@
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
 #include "few.cuh"
-#include "plan.cuh"
 #include "tile.cuh"
 
 namespace gossamer::moe::few {
@@ -300,7 +299,15 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
 
 int blocks = 0;  // of the grid, all resident at once; 0 where the device does not run this kernel
 
-int launch_few(const GossamerMoeArgs& p, cudaStream_t stream) {
+}  // namespace
+
+void prepare() {
+  if (allow_shared(few_kernel, kMaxSharedBytes)) blocks = kCluster * resident_clusters(few_kernel, dim3(kThreads), kCluster, kMaxSharedBytes);
+  cudaGetLastError();
+}
+
+int run(const GossamerMoeArgs& p, cudaStream_t stream) {
+  if (blocks == 0 || p.tokens > kMaxTokens) return GOSSAMER_BAD_TACTIC;
   const Shape s = shape_of(p.hidden_size, p.intermediate);
   const int groups = p.tokens * kTopK < p.experts_local ? p.tokens * kTopK : p.experts_local;
   Sizes sizes = {};
@@ -312,18 +319,6 @@ int launch_few(const GossamerMoeArgs& p, cudaStream_t stream) {
   const int bytes = kWarps * kStages * kStageBytes + sizes.columns + sizes.sums + kControlBytes;
   if (bytes > kMaxSharedBytes || most_owned(s, blocks) > kMaxOwned || s.down_tiles < kCluster || most_jobs(s, groups, blocks) > kMaxJobs) return GOSSAMER_BAD_TACTIC;
   return launch_cluster(few_kernel, dim3(blocks), dim3(kThreads), kCluster, bytes, stream, true, p, sizes);
-}
-
-}  // namespace
-
-void prepare() {
-  if (allow_shared(few_kernel, kMaxSharedBytes)) blocks = kCluster * resident_clusters(few_kernel, dim3(kThreads), kCluster, kMaxSharedBytes);
-  cudaGetLastError();
-}
-
-int run(const GossamerMoeArgs& p, cudaStream_t stream) {
-  if (blocks == 0 || p.tokens > kMaxTokens) return GOSSAMER_BAD_TACTIC;
-  return launch_few(p, stream);
 }
 
 }  // namespace gossamer::moe::few

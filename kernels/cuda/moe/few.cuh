@@ -5,13 +5,13 @@
 // output's strips for every group and take half of K each, so that they can finish the sum over a token's experts by themselves.
 #pragma once
 #include "gossamer/mxfp4.cuh"
-#include "route.cuh"
+#include "plan.cuh"
 
 namespace gossamer::moe::few {
 
 constexpr int kWarps = 12, kThreads = 32 * kWarps, kCluster = 2;
 constexpr int kMaxTokens = 8;  // at most 32 groups, a lane each, and one group an expert
-constexpr int kMaxTiles = 45, kMaxOwned = 8;
+constexpr int kMaxOwned = 8;
 constexpr int kMaxJobs = 32;  // of a warp, a lane each
 constexpr int kHalfEights = (kMaxTiles + 1) / kCluster * 8 + 8;  // eights of a block's half of K, rounded up: 192
 static_assert(kMaxTiles * 8 <= kThreads && kThreads % kHalfEights == 0);
