@@ -4,52 +4,15 @@
 
 use super::dense::Prepare;
 use super::experts::rows_of;
+use super::scatter::Scatter;
 use super::sorted::{Held, Sorted};
 use crate::isa::Core;
-use crate::math::{Activation, from_bf16};
+use crate::math::Activation;
 use crate::memory::{Arena, Ptr};
 use crate::pool::Pool;
-use crate::product::{self, Epilogue, Product, Tokens, padded};
+use crate::product::{self, Product, Tokens, padded};
 use gossamer_backend_api::BackendError;
 use gossamer_backend_api::ops::{ExpertProductArgs, ExpertProductDesc};
-
-/// Scales, adds the bias and writes the sums to their pairs.
-struct Scatter<A> {
-    out: Ptr<A>,
-    pairs: Ptr<u32>,
-    /// Row of `x` of each pair of this expert.
-    rows: Ptr<u32>,
-    /// One per row of `x`; null: 1.
-    scales: Ptr<f32>,
-    bias: Ptr<u16>,
-    columns: usize,
-}
-
-impl<A> Clone for Scatter<A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<A> Copy for Scatter<A> {}
-
-impl<A: Activation> Epilogue for Scatter<A> {
-    #[inline(always)]
-    unsafe fn write(self, token: usize, first_row: usize, values: &[f32]) {
-        // SAFETY: every pair has a row in `out`, each chunk its own columns, and the bias an element per row.
-        unsafe {
-            let pair = *self.pairs.at(token) as usize;
-            let scale = match self.scales.is_null() {
-                true => 1.0,
-                false => *self.scales.at(*self.rows.at(token) as usize),
-            };
-            let out = self.out.slice_mut(pair * self.columns + first_row, values.len());
-            let bias = self.bias.slice(first_row, values.len());
-            for ((out, value), bias) in out.iter_mut().zip(values).zip(bias) {
-                *out = A::from_f32(value * scale + from_bf16(*bias));
-            }
-        }
-    }
-}
 
 struct Buffers<C: Core> {
     x: Ptr<C::Elem>,

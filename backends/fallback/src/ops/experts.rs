@@ -5,6 +5,7 @@
 //! on, `local_experts` of them.
 
 use super::dense::prepare_rows;
+use super::scatter::Scatter;
 use super::sorted::{Active, Held, Sorted};
 use crate::isa::Core;
 use crate::math::{Activation, from_bf16, swiglu};
@@ -45,36 +46,6 @@ impl<C: Core> Epilogue for Activate<C> {
             let at = C::MXFP4_ORDER.position(first_row / 2 + i, C::GROUP);
             // SAFETY: positions are below the stride; each chunk has its own.
             unsafe { *self.hidden.at(token * self.stride + at) = C::Elem::from_f32(*unit) };
-        }
-    }
-}
-
-/// Adds the bias and writes the expert's outputs to their pairs.
-struct Scatter<A> {
-    out: Ptr<A>,
-    pairs: Ptr<u32>,
-    bias: Ptr<u16>,
-    columns: usize,
-}
-
-impl<A> Clone for Scatter<A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<A> Copy for Scatter<A> {}
-
-impl<A: Activation> Epilogue for Scatter<A> {
-    #[inline(always)]
-    unsafe fn write(self, token: usize, first_row: usize, values: &[f32]) {
-        // SAFETY: every pair has a row in `out`, each chunk its own columns, and the bias an element per row.
-        unsafe {
-            let pair = *self.pairs.at(token) as usize;
-            let out = self.out.slice_mut(pair * self.columns + first_row, values.len());
-            let bias = self.bias.slice(first_row, values.len());
-            for ((out, value), bias) in out.iter_mut().zip(values).zip(bias) {
-                *out = A::from_f32(value + from_bf16(*bias));
-            }
         }
     }
 }
@@ -285,6 +256,8 @@ impl<C: Core, A: Activation> Wave<'_, C, A> {
                 epilogue: Scatter::<A> {
                     out: self.out,
                     pairs: self.buffers.sorted.pairs.offset(active.first as usize),
+                    rows: Ptr::new(0),
+                    scales: Ptr::new(0),
                     bias,
                     columns: hidden,
                 },

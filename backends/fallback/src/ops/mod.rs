@@ -13,4 +13,5 @@ pub mod parts;
 pub mod rope;
 pub mod route;
 pub mod sample;
+pub mod scatter;
 pub mod sorted;
