@@ -1,6 +1,6 @@
 //! Merging of the sources: every setting is brought into the form of a flag, then one parse decides.
 
-use crate::{ConfigError, Recipe, ServeArgs, ServeConfig};
+use crate::{ConfigError, Device, Recipe, ServeArgs, ServeConfig};
 use clap::{Args, Command, FromArgMatches, parser::ValueSource};
 use std::{collections::BTreeMap, ffi::OsString, path::Path};
 
@@ -59,11 +59,22 @@ pub fn read_negative_numbers(command: Command) -> Command {
         .mut_subcommands(read_negative_numbers)
 }
 
-/// Merges the command line (what follows `serve`), environment, file and recipe, and validates the result.
+/// Merges the command line (what follows `serve`), environment, file and recipe, and validates the result. `--device auto` is the
+/// CPU: see [`resolve_on`].
 pub fn resolve(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     demo_model: &Path,
+) -> Result<Resolved, ConfigError> {
+    resolve_on(args, environment, demo_model, |_| Device::Cpu)
+}
+
+/// As [`resolve`]; `best` is asked what `--device auto` is on this machine, under the merged settings.
+pub fn resolve_on(
+    args: impl IntoIterator<Item = OsString>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    demo_model: &Path,
+    best: impl FnOnce(&ServeArgs) -> Device,
 ) -> Result<Resolved, ConfigError> {
     let command = ServeArgs::augment_args(Command::new("gossamer serve").no_binary_name(true));
     let command = read_negative_numbers(command);
@@ -118,7 +129,7 @@ pub fn resolve(
     let matches = command.try_get_matches_from(merged).map_err(ConfigError::Usage)?;
     let merged = ServeArgs::from_arg_matches(&matches).map_err(ConfigError::Usage)?;
     Ok(Resolved {
-        config: ServeConfig::from_args(merged, demo_model)?,
+        config: ServeConfig::from_args(merged, demo_model, best)?,
         recipe: recipe_name.map(|name| (name, kept_of_recipe)),
     })
 }

@@ -21,7 +21,7 @@ mod values;
 
 pub use args::ServeArgs;
 pub use error::ConfigError;
-pub use layers::{ENV_PREFIX, Resolved, expand_short_flags, read_negative_numbers, resolve};
+pub use layers::{ENV_PREFIX, Resolved, expand_short_flags, read_negative_numbers, resolve, resolve_on};
 pub use model::{LayerKind, ModelConfig, ModelConfigError};
 pub use recipe::{RECIPES, Recipe};
 pub use serve::{Parallel, ServeConfig};

@@ -99,11 +99,15 @@ impl ServeConfig {
         self.served_model_names.first().map_or("model", String::as_str)
     }
 
-    /// Applies defaults to merged flags and checks them. `demo_model` is served where no directory is named.
-    pub fn from_args(args: ServeArgs, demo_model: &Path) -> Result<Self, ConfigError> {
+    /// Applies defaults to merged flags and checks them. `demo_model` is served where no directory is named; `best` says what
+    /// `--device auto` is here.
+    pub fn from_args(
+        args: ServeArgs,
+        demo_model: &Path,
+        best: impl FnOnce(&ServeArgs) -> Device,
+    ) -> Result<Self, ConfigError> {
         let device = match args.device.unwrap_or(Device::Auto) {
-            // The CPU is the one real device that this version has an executor for.
-            Device::Auto => Device::Cpu,
+            Device::Auto => best(&args),
             device => device,
         };
         let model = args.model.clone().unwrap_or_else(|| demo_model.to_owned());

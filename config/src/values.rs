@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 /// What executes the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Device {
-    /// The best device for which this build has an executor.
+    /// A CUDA device where there is one that can run the model, else the processor.
     Auto,
     /// NVIDIA GPUs.
     Cuda,
@@ -58,7 +58,7 @@ pub enum KvCacheDtype {
     /// bfloat16.
     #[value(alias = "bfloat16")]
     Bf16,
-    /// E4M3 with scales.
+    /// E4M3, half of bfloat16's memory.
     #[value(alias = "fp8_e4m3")]
     Fp8,
 }

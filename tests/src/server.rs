@@ -13,6 +13,9 @@ use std::{
 /// Nothing that is waited for takes this long, however busy the machine is.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What the tests expect is what CPUs compute, whatever devices a machine has.
+const ENVIRONMENT: [(&str, &str); 1] = [("GOSSAMER_DEVICE", "cpu")];
+
 /// A running `gossamer serve`. Dropping it kills the supervisor, and the supervisor's death its children.
 pub struct TestServer {
     child: Child,
@@ -215,6 +218,7 @@ fn output(arguments: &[&str]) -> Output {
     Command::new(binary())
         .args(arguments)
         .env_clear()
+        .envs(ENVIRONMENT)
         .stdin(Stdio::null())
         .output()
         .expect("the binary can be started")
@@ -225,6 +229,7 @@ fn launch(arguments: &[&str]) -> (Child, Arc<Mutex<Vec<String>>>, JoinHandle<()>
         .args(arguments)
         // No home, no proxy, no settings of whoever runs the tests.
         .env_clear()
+        .envs(ENVIRONMENT)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

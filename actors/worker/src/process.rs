@@ -13,7 +13,7 @@ pub use turns::PlanLoop;
 
 use crate::autotune::tune_at_start;
 use crate::backends::{self, BackendsError, OpenBackends};
-use crate::cuda::{self, Cuda, CudaError};
+use crate::cuda::{Cuda, CudaError};
 use crate::executor::{Executor, ExecutorError};
 use crate::latency::{self, LatencyError};
 use crate::model::{CudaOptions, Model, ModelError, ModelOptions};
@@ -79,21 +79,9 @@ pub enum ProcessError {
 /// Opens the executor that the configuration asks for.
 pub fn open_executor(config: &ServeConfig, rank: u32) -> Result<Box<dyn Executor>, ProcessError> {
     match config.device {
-        Device::Cpu => Ok(Box::new(open_model(config, rank)?)),
+        // Whoever starts a server has settled what auto is.
+        Device::Cpu | Device::Auto => Ok(Box::new(open_model(config, rank)?)),
         Device::Cuda => Ok(Box::new(open_cuda(config, rank)?)),
-        Device::Auto if !cuda::is_present() => Ok(Box::new(open_model(config, rank)?)),
-        Device::Auto => match open_cuda(config, rank) {
-            // A driver without a device, or plugins without kernels for it, are as good as no driver.
-            Err(ProcessError::Cuda(error)) => {
-                tracing::debug!(%error, "no CUDA device");
-                Ok(Box::new(open_model(config, rank)?))
-            }
-            Err(ProcessError::Backends(error)) => {
-                tracing::warn!(%error, "there is a CUDA device, but no backend for it");
-                Ok(Box::new(open_model(config, rank)?))
-            }
-            other => Ok(Box::new(other?)),
-        },
         Device::Sim => Ok(Box::new(Sim::open(config, rank)?)),
     }
 }

@@ -42,6 +42,25 @@ fn nothing_given_serves_the_demo_model_with_defaults() {
 }
 
 #[test]
+fn the_device_is_asked_for_only_where_it_is_left_open() {
+    let case = Case::new();
+    let asked = |args: &[&str]| {
+        let args = args.iter().map(OsString::from);
+        let mut count = 0;
+        let best = |args: &ServeArgs| {
+            assert_eq!(args.max_num_seqs, Some(5));
+            count += 1;
+            Device::Cuda
+        };
+        let config = resolve_on(args, [], case.directory.path(), best).unwrap().config;
+        (count, config.device, config.max_num_batched_tokens)
+    };
+    assert_eq!(asked(&["--max-num-seqs", "5"]), (1, Device::Cuda, 8192));
+    assert_eq!(asked(&["--max-num-seqs", "5", "--device", "auto"]), (1, Device::Cuda, 8192));
+    assert_eq!(asked(&["--max-num-seqs", "5", "--device", "cpu"]), (0, Device::Cpu, 512));
+}
+
+#[test]
 fn flag_beats_environment_beats_file_beats_recipe_beats_default() {
     let case = Case::new();
     let file = case.file(

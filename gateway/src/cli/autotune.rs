@@ -1,9 +1,9 @@
 //! `gossamer autotune`: measures the tactics of all backends and keeps the choice for later starts.
 
 use super::model_args::ModelArgs;
-use crate::process::demo_model;
+use crate::process::{best_device, demo_model};
 use clap::Args;
-use gossamer_config::resolve;
+use gossamer_config::resolve_on;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     error::Error,
@@ -20,6 +20,15 @@ pub struct AutotuneArgs {
     /// Where the kernel cache is kept; give `serve` the same
     #[arg(long, value_name = "DIR")]
     kernel_cache_dir: PathBuf,
+    /// Where to measure: cpu, cuda, or auto (a CUDA device where there is one that can run the model)
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Backend of the fused MoE; a server that forces one has choices of its own
+    #[arg(long, value_name = "NAME")]
+    moe_backend: Option<String>,
+    /// Backend of attention, likewise
+    #[arg(long, value_name = "NAME")]
+    attention_backend: Option<String>,
     /// Type that experts may take activations in: auto or fp8
     #[arg(long)]
     moe_activation_dtype: Option<String>,
@@ -43,6 +52,9 @@ impl AutotuneArgs {
                 arguments.extend([name.into(), value]);
             }
         };
+        flag("--device", Some(self.device.clone().into()));
+        flag("--moe-backend", self.moe_backend.clone().map(Into::into));
+        flag("--attention-backend", self.attention_backend.clone().map(Into::into));
         flag("--moe-activation-dtype", self.moe_activation_dtype.clone().map(Into::into));
         flag("--attention-arithmetic", self.attention_arithmetic.clone().map(Into::into));
         flag("--load-format", self.load_format.clone().map(Into::into));
@@ -55,7 +67,9 @@ impl AutotuneArgs {
 
 /// Measures, and writes the cache.
 pub fn run(args: &AutotuneArgs) -> Result<(), Box<dyn Error>> {
-    let config = resolve(args.to_arguments(), [], &demo_model())?.config;
+    let config = resolve_on(args.to_arguments(), [], &demo_model(), best_device)?.config;
+    // Why a cache is not used, or a tactic not measured.
+    crate::log::start(&config.log, None);
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg:<20} {wide_bar} {pos}/{len} {elapsed}") {
         bar.set_style(style);

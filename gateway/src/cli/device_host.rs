@@ -1,9 +1,10 @@
 //! Where a command that only asks backends opens them: on the CUDA device, where there is one and it can be opened, else on the CPUs.
 
+use super::model_args::ModelArgs;
 use gossamer_backend_api::HostServices;
-use gossamer_config::ServeConfig;
+use gossamer_config::{ModelConfig, ServeConfig};
 use gossamer_worker::cuda::{self, Cuda};
-use gossamer_worker::{ModelOptions, pool};
+use gossamer_worker::{ModelOptions, backends, pool};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -41,4 +42,19 @@ impl DeviceHost {
         }
         options
     }
+}
+
+/// Whether the first device and the backends can run a model; an error says why not.
+pub fn probe(args: &ModelArgs) -> Result<(), Box<dyn Error>> {
+    let config = args.config()?;
+    let cuda = Cuda::open(0)?;
+    let services = pool::start_for(1, false, Some(cuda.ordinal()))?;
+    let open = backends::open(&config, services)?;
+    let mut options = ModelOptions::new(&config, 0);
+    options.use_device_types(&config);
+    let (graph, _) = options.graph(&ModelConfig::load(&config.model)?, &open.backends);
+    for node in graph.nodes {
+        open.backends.able(&node.op.desc())?;
+    }
+    Ok(())
 }

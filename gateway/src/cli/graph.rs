@@ -53,6 +53,8 @@ pub fn print(args: &GraphArgs) -> Result<(), Box<dyn Error>> {
     let config = args.config()?;
     let place = Shard { rank: args.rank, ranks: args.tensor_parallel_size };
     let model = graph::shard(&ModelConfig::load(&config.model)?, place)?;
+    // A backend that is left out.
+    crate::log::start("warn", None);
     let host = DeviceHost::open()?;
     let open = backends::open(&config, host.services)?;
     let mut options = host.model_options(&config);

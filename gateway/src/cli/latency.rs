@@ -2,9 +2,9 @@
 //! model that fit what was measured.
 
 use super::model_args::ModelArgs;
-use crate::process::demo_model;
+use crate::process::{best_device, demo_model};
 use clap::Args;
-use gossamer_config::{Device, ModelConfig, ServeConfig, resolve};
+use gossamer_config::{Device, ModelConfig, ServeConfig, resolve_on};
 use gossamer_fallback::roofs;
 use gossamer_kernels::cost::{CostModel, StepLoad};
 use gossamer_worker::cuda::{self, Cuda};
@@ -198,17 +198,19 @@ impl Machine {
 }
 
 fn on_cuda(config: &ServeConfig) -> bool {
-    config.device == Device::Cuda || (config.device == Device::Auto && cuda::is_present())
+    config.device == Device::Cuda
 }
 
 /// Measures and prints.
 pub fn run(args: &LatencyArgs) -> Result<(), Box<dyn Error>> {
     let folder = args.shape.as_deref().map(shape_folder).transpose()?;
     let arguments = args.serve_arguments(folder.as_ref().map(tempfile::TempDir::path));
-    let config = resolve(arguments, [], &demo_model())?.config;
+    let config = resolve_on(arguments, [], &demo_model(), best_device)?.config;
     if config.device == Device::Sim {
         return Err("expected --device cpu, cuda or auto, got sim, which has no times of its own".into());
     }
+    // A backend that is left out, a kernel cache that is ignored.
+    crate::log::start("warn", None);
     let cases = args.cases();
     let bar = ProgressBar::new(cases.len() as u64 + 3);
     if let Ok(style) = ProgressStyle::with_template("{msg:<28} {wide_bar} {pos}/{len} {elapsed}") {

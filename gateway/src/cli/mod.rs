@@ -7,6 +7,7 @@ mod graph;
 mod latency;
 mod model_args;
 
+use self::model_args::ModelArgs;
 use crate::process::run_serve;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gossamer_bench::{compare::CompareArgs, pareto::ParetoArgs, serve::ServeBenchArgs, sweep::SweepArgs};
@@ -49,6 +50,9 @@ enum Command {
     /// Opens one backend and reports on it: a process of its own, since a plugin may crash when it is opened
     #[command(hide = true)]
     ProbeBackend(backends::ProbeArgs),
+    /// Says by its exit status whether the CUDA device and the backends can run a model: what `--device auto` asks
+    #[command(hide = true)]
+    ProbeDevice(ModelArgs),
     /// Opens one backend and ends: who serves has this tried before it opens the same
     #[command(hide = true)]
     OpenBackend {
@@ -96,6 +100,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Serve(_) => run_serve(serve_arguments.unwrap_or_default()),
         Command::Backends(args) => report("backends", backends::list(&args)),
         Command::ProbeBackend(args) => report("probe-backend", backends::probe(&args)),
+        Command::ProbeDevice(args) => report("probe-device", device_host::probe(&args)),
         Command::OpenBackend { file } => report("open-backend", backends::try_open(&file)),
         Command::Graph(args) => report("graph", graph::print(&args)),
         Command::Autotune(args) => report("autotune", autotune::run(&args)),

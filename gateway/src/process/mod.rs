@@ -1,10 +1,12 @@
 //! What the executable does as a process: the supervisor, or one of its children.
 
 mod api_server;
+mod device;
 mod link;
 mod model;
 mod serve;
 
+pub use device::best_device;
 pub use serve::{DEMO_MODEL, demo_model, run_serve};
 
 use gossamer_supervisor::{ChildContext, ChildRole, TreeError, child_main};

@@ -1,8 +1,9 @@
 //! `gossamer serve`: resolves the configuration, says what will be served, and supervises.
 
+use super::device::best_device;
 use crate::http::{BOARD_LAYOUT, BOARD_WORDS, REPLACED_WORD};
 use gossamer_channel::segment::layout_hash;
-use gossamer_config::{ConfigError, Device, ModelConfig, Resolved, ServeConfig, resolve};
+use gossamer_config::{ConfigError, Device, ModelConfig, Resolved, ServeConfig, resolve_on};
 use gossamer_scheduler::{ConfigError as ConfigRefusal, WorkerError, check_settings, process::settings};
 use gossamer_supervisor::{BoardSpec, ServeOptions, serve};
 use gossamer_wire::{KvGroup, WorkerInfo};
@@ -20,7 +21,7 @@ pub const DEMO_MODEL: &str = "demo/model";
 /// Runs the server; `arguments` are those behind `serve`.
 pub fn run_serve(arguments: Vec<OsString>) -> ExitCode {
     let start = Instant::now();
-    let resolved = match resolve(arguments, std::env::vars_os(), &demo_model()) {
+    let resolved = match resolve_on(arguments, std::env::vars_os(), &demo_model(), best_device) {
         Ok(resolved) => resolved,
         // Prints help or usage, and ends with the right status.
         Err(ConfigError::Usage(error)) => error.exit(),
