@@ -1,7 +1,6 @@
 //! `gossamer autotune`, and the tuning of a server that starts.
 
 use crate::backends::{self, OpenBackends};
-use crate::cuda;
 use crate::model::{Model, ModelOptions, TuneLimits};
 use crate::pool;
 use crate::process::{Placed, ProcessError, open_cuda_untuned};
@@ -26,7 +25,7 @@ pub fn autotune(
     directory: &Path,
     progress: &mut dyn FnMut(u32, usize),
 ) -> Result<TuneReport, ProcessError> {
-    if config.device == Device::Cuda || (config.device == Device::Auto && cuda::is_present()) {
+    if config.device == Device::Cuda {
         let Placed { mut model, open, shape, .. } = open_cuda_untuned(config, 0)?;
         let mut cache = load_or_new(&open, config, &shape, directory)?;
         return measure(&mut model, &mut cache, directory, progress);
@@ -41,7 +40,7 @@ pub fn autotune(
     measure(&mut model, &mut cache, directory, progress)
 }
 
-/// The cache of a directory, or an empty one with the reason in the log.
+/// The cache of a directory, or an empty one; the reason is in the log.
 fn load_or_new(
     open: &OpenBackends,
     config: &ServeConfig,
@@ -49,10 +48,7 @@ fn load_or_new(
     directory: &Path,
 ) -> Result<KernelCache, ProcessError> {
     let key = open.cache_key(config, shape).map_err(ProcessError::Cache)?;
-    Ok(KernelCache::load(directory, &key).unwrap_or_else(|miss| {
-        tracing::info!("{miss}");
-        KernelCache::new(key)
-    }))
+    Ok(backends::load(directory, &key).unwrap_or_else(|| KernelCache::new(key)))
 }
 
 fn measure(
@@ -61,6 +57,8 @@ fn measure(
     directory: &Path,
     progress: &mut dyn FnMut(u32, usize),
 ) -> Result<TuneReport, ProcessError> {
+    // What cannot be kept is not measured for minutes first.
+    cache.store(directory).map_err(ProcessError::Cache)?;
     let limits = TuneLimits { budget: Duration::MAX, single: true };
     let measured = model.tune(cache, limits, progress)?;
     let path = cache.store(directory).map_err(ProcessError::Cache)?;
@@ -80,7 +78,7 @@ pub(crate) fn tune_at_start(
     if let (true, Some(directory)) = (measured > 0, &config.kernel_cache_dir) {
         match cache.store(directory) {
             Ok(path) => tracing::info!(measured, "wrote the kernel cache {}", path.display()),
-            Err(error) => tracing::warn!(%error, "cannot write the kernel cache to {}", directory.display()),
+            Err(error) => tracing::warn!("kernel cache: {error}; the next start measures again"),
         }
     }
     Ok(())

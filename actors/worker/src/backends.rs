@@ -150,14 +150,23 @@ impl OpenBackends {
     pub fn cache_key(&self, config: &ServeConfig, model: &ModelConfig) -> std::io::Result<CacheKey> {
         let id = |file: &BackendFile| PluginId::of(&file.name, &file.version, &file.path);
         let parallel = &config.parallel;
+        // What is measured among the tactics of a forced backend alone is no choice for a server that forces none.
+        let forced = |flag: &str, name: &Option<String>| {
+            name.as_ref().map_or(String::new(), |name| format!(" {flag}={name}"))
+        };
         Ok(CacheKey {
             schema: SCHEMA,
             device: self.device.0.clone(),
             driver: self.device.1.clone(),
             plugins: self.files.iter().map(id).collect::<Result<_, _>>()?,
             model: format!(
-                "{model:?} {:?} {:?} {:?} {:?}",
-                config.dtype, config.kv_cache_dtype, config.moe_activation_dtype, config.attention_arithmetic
+                "{model:?} {:?} {:?} {:?} {:?}{}{}",
+                config.dtype,
+                config.kv_cache_dtype,
+                config.moe_activation_dtype,
+                config.attention_arithmetic,
+                forced("moe", &config.moe_backend),
+                forced("attention", &config.attention_backend)
             ),
             layout: format!("tp{} pp{} dp{}", parallel.tensor, parallel.pipeline, parallel.data),
         })
@@ -173,16 +182,24 @@ impl OpenBackends {
                 return None;
             }
         };
-        match KernelCache::load(directory, &key) {
-            Ok(cache) => Some(cache),
-            Err(miss @ CacheMiss::Absent { .. }) => {
-                tracing::info!("{miss}");
-                None
-            }
-            Err(miss) => {
-                tracing::warn!("{miss}");
-                None
-            }
+        load(directory, &key)
+    }
+}
+
+/// The cache in `directory`, if there is one that fits; else says once why not.
+pub(crate) fn load(directory: &Path, key: &CacheKey) -> Option<KernelCache> {
+    match KernelCache::load(directory, key) {
+        Ok(cache) => {
+            tracing::info!(choices = cache.len(), "uses the kernel cache {}", key.path(directory).display());
+            Some(cache)
+        }
+        Err(miss @ CacheMiss::Absent { .. }) => {
+            tracing::info!("{miss}");
+            None
+        }
+        Err(miss) => {
+            tracing::warn!("{miss}");
+            None
         }
     }
 }

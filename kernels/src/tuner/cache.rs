@@ -43,13 +43,18 @@ pub struct CacheKey {
     pub driver: String,
     /// The loaded plugins.
     pub plugins: Vec<PluginId>,
-    /// Shape of the model.
+    /// Shape of the model, the types it runs in, and the backends that are forced.
     pub model: String,
     /// How ranks share it.
     pub layout: String,
 }
 
 impl CacheKey {
+    /// Where the cache of a directory lies.
+    pub fn path(&self, directory: &Path) -> PathBuf {
+        directory.join(self.file_name())
+    }
+
     /// Name of the file. It holds what a person would call "the same machine and model"; the rest is compared inside,
     /// so that a stale file is noticed and explained.
     fn file_name(&self) -> String {
@@ -119,6 +124,17 @@ pub enum CacheMiss {
     },
 }
 
+/// The part of a file that every schema has.
+#[derive(Deserialize)]
+struct Stamp {
+    key: StampKey,
+}
+
+#[derive(Deserialize)]
+struct StampKey {
+    schema: u32,
+}
+
 /// A kernel cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelCache {
@@ -134,7 +150,7 @@ impl KernelCache {
 
     /// Loads the cache for `key` from a directory.
     pub fn load(directory: &Path, key: &CacheKey) -> Result<Self, CacheMiss> {
-        let path = directory.join(key.file_name());
+        let path = key.path(directory);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -142,8 +158,17 @@ impl KernelCache {
             }
             Err(source) => return Err(CacheMiss::Unreadable { path, source }),
         };
-        let cache: Self = match serde_json::from_slice(&bytes) {
-            Ok(cache) => cache,
+        // Alone first: what a file of another schema holds beside it is not known here.
+        let cache = serde_json::from_slice(&bytes).and_then(|stamp: Stamp| match stamp.key.schema {
+            SCHEMA => serde_json::from_slice(&bytes).map(Ok),
+            other => Ok(Err(other)),
+        });
+        let cache: Self = match cache {
+            Ok(Ok(cache)) => cache,
+            Ok(Err(other)) => {
+                let (expected, got) = (SCHEMA.to_string(), other.to_string());
+                return Err(CacheMiss::Foreign { path, field: "schema", expected, got });
+            }
             Err(error) => return Err(CacheMiss::Damaged { path, message: error.to_string() }),
         };
         match difference(key, &cache.key) {
@@ -152,10 +177,13 @@ impl KernelCache {
         }
     }
 
-    /// Writes the cache and returns the file's path.
+    /// Writes the cache and returns the file's path, which an error names too.
     pub fn store(&self, directory: &Path) -> std::io::Result<PathBuf> {
-        std::fs::create_dir_all(directory)?;
-        let path = directory.join(self.key.file_name());
+        let path = self.key.path(directory);
+        let named = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{} cannot be written: {error}", path.display()))
+        };
+        std::fs::create_dir_all(directory).map_err(named)?;
         // Two processes may write at once; each has its own file until the rename.
         let beside = path.with_extension(format!("{}.tmp", std::process::id()));
         let write = || {
@@ -164,10 +192,22 @@ impl KernelCache {
             file.sync_all()?;
             std::fs::rename(&beside, &path)
         };
-        write().inspect_err(|_| {
-            let _ = std::fs::remove_file(&beside);
-        })?;
+        write()
+            .inspect_err(|_| {
+                let _ = std::fs::remove_file(&beside);
+            })
+            .map_err(named)?;
         Ok(path)
+    }
+
+    /// Choices that it holds.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// The entry of an operation and bucket.
@@ -190,7 +230,6 @@ fn difference(here: &CacheKey, there: &CacheKey) -> Option<(&'static str, String
         key.plugins.iter().map(one).collect::<Vec<_>>().join(", ")
     };
     let fields = [
-        ("schema", here.schema.to_string(), there.schema.to_string()),
         ("device", here.device.clone(), there.device.clone()),
         ("driver", here.driver.clone(), there.driver.clone()),
         ("plugins", plugins(here), plugins(there)),
@@ -246,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_damaged_and_foreign_files_are_misses_with_a_reason() {
+    fn absent_damaged_unreadable_and_foreign_files_are_misses_with_a_reason() {
         let directory = tempfile::tempdir().unwrap();
         let miss = |key: &CacheKey| KernelCache::load(directory.path(), key).unwrap_err().to_string();
         assert!(miss(&key()).contains("no kernel cache yet"));
@@ -258,7 +297,22 @@ mod tests {
             message.contains("plugins fallback 1 (00112233), this is fallback 1 (99112233)"),
             "{message}"
         );
-        std::fs::write(&path, "{\"key\":").unwrap();
-        assert!(miss(&key()).contains("damaged"), "{}", miss(&key()));
+        // An older or newer file is told from a damaged one, whatever else it holds.
+        std::fs::write(&path, r#"{"key": {"schema": 0, "gpu": "x"}, "tactics": {}}"#).unwrap();
+        assert!(miss(&key()).contains("schema 0, this is 1"), "{}", miss(&key()));
+        let mut cache = KernelCache::new(key());
+        (1..5).for_each(|tokens| cache.insert(CacheEntry { tokens, ..entry(1.0) }));
+        cache.store(directory.path()).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        KernelCache::load(directory.path(), &key()).unwrap();
+        for damaged in
+            [&b"{"[..], b"{}", b"", b"\xff\xfe", &whole[..whole.len() / 2], &whole[..whole.len() - 1]]
+        {
+            std::fs::write(&path, damaged).unwrap();
+            assert!(miss(&key()).contains("kernel cache ignored: damaged"), "{}", miss(&key()));
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(miss(&key()).contains("kernel cache ignored: Is a directory"), "{}", miss(&key()));
     }
 }

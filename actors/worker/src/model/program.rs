@@ -101,6 +101,8 @@ pub struct Program {
     buckets: Vec<u32>,
     /// Layout of the experts' weights.
     experts: Layout,
+    /// Choices of the kernel cache that name no tactic offered here.
+    not_offered: usize,
 }
 
 impl Program {
@@ -124,6 +126,7 @@ impl Program {
             buckets,
             graph,
             experts,
+            not_offered: 0,
         };
         for index in 0..program.graph.nodes.len() {
             let op = &program.graph.nodes[index].op;
@@ -137,6 +140,10 @@ impl Program {
                 None => None,
             };
             program.single_of_node.push(single);
+        }
+        if program.not_offered > 0 {
+            let choices = program.not_offered;
+            tracing::warn!(choices, "ignored what the kernel cache chose where no loaded backend offers it");
         }
         Ok(program)
     }
@@ -208,8 +215,9 @@ impl Program {
                 sizes[*backend] = sizes[*backend].max(bytes);
             }
             let cached = cache.and_then(|cache| cache.get(&operation, *tokens));
-            let best = cached.and_then(|entry| tuner::cached(entry, &candidates, backends)).unwrap_or(0);
-            picked.push(candidates[best].clone());
+            let best = cached.and_then(|entry| tuner::cached(entry, &candidates, backends));
+            self.not_offered += usize::from(cached.is_some() && best.is_none());
+            picked.push(candidates[best.unwrap_or(0)].clone());
         }
         let mut regions = Vec::with_capacity(sizes.len());
         for bytes in sizes {
