@@ -26,7 +26,7 @@ use crate::{CompleteError, Scheduler, SchedulerConfig, WorkerError, graph_bucket
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::ServeConfig;
 use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState, TreeError, Work, run_tree};
-use gossamer_wire::{FromScheduler, FromWorker, ToScheduler, WireError};
+use gossamer_wire::{EngineInfo, FromScheduler, FromWorker, ToScheduler, WireError};
 use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -356,6 +356,9 @@ impl<P: Pulse> Loop<'_, P> {
                     }
                 }
                 tracing::info!(blocks = info.num_blocks, "workers are ready");
+                if let Some(warning) = self.scheduler.as_ref().and_then(|it| too_small(&it.engine_info())) {
+                    tracing::warn!("{warning}");
+                }
                 for (server, link, message) in std::mem::take(&mut self.early) {
                     if self.servers.get(&server).is_some_and(|known| known.epoch == link) {
                         self.take_request(server, message);
@@ -465,4 +468,32 @@ impl<P: Pulse> Loop<'_, P> {
 fn now_unix_ms() -> u64 {
     // A clock before 1970 lets no deadline pass.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// What to say where the KV cache holds less than the longest sequence: longer ones are refused one by one.
+fn too_small(info: &EngineInfo) -> Option<String> {
+    // The last token of a sequence is never a key.
+    let longest = info.kv_capacity_tokens + 1;
+    (longest < u64::from(info.max_model_len)).then(|| {
+        format!(
+            "the KV cache holds sequences of at most {longest} tokens, --max-model-len is {}: longer requests are refused; \
+             lower it to {longest}, or make room (--gpu-memory-utilization, --num-gpu-blocks-override, --kv-cache-dtype fp8)",
+            info.max_model_len
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_that_is_too_small_for_the_longest_sequence_says_what_it_holds() {
+        let said = |kv_capacity_tokens| {
+            too_small(&EngineInfo { max_model_len: 1000, kv_capacity_tokens, vocab_size: 9 })
+        };
+        assert_eq!([said(999), said(1 << 40)], [None, None]);
+        let said = said(640).unwrap();
+        assert!(said.contains("at most 641 tokens") && said.contains("--max-model-len is 1000"), "{said}");
+    }
 }
