@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Builds the CUDA kernels: objects per source, one static library and the harness programs.
 
-Needs no GPU. Uses the nvcc on PATH or under CUDA_HOME when it is 13.x; otherwise fetches nvcc 13.0 from PyPI wheels into a
+Needs no GPU. Uses the nvcc under CUDA_HOME, on PATH or under /usr/local/cuda when it is 13.0 or newer; otherwise fetches nvcc 13.0 from PyPI wheels into a
 cache folder. Where neither works it says so and exits with 3, so that a caller can go on CPU-only.
 
 A source names its architectures in a line `// archs: 80 90a 100a` (default: 90a). What does not apply to an architecture is
 compiled for the others only.
 
-    kernels/build.py [--out DIR] [--cache DIR] [--check] [--only SUBSTRING] [-j N] [--arch 90a]
+    kernels/build.py [--out DIR] [--cache DIR] [--no-fetch] [--check] [--only SUBSTRING] [-j N] [--arch 90a]
 
 --check compiles every source for every architecture it names and keeps nothing (what CI runs).
 --emulate compiles the checks under cuda/emulation with the host's compiler and runs them: kernels without a GPU.
@@ -154,6 +154,7 @@ def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--out", type=Path, default=ROOT / "build")
     args.add_argument("--cache", type=Path, default=Path(os.environ.get("GOSSAMER_CUDA_CACHE", Path.home() / ".cache/gossamer/cuda-13.0")))
+    args.add_argument("--no-fetch", action="store_true", help="use an installed nvcc or none")
     args.add_argument("--check", action="store_true")
     args.add_argument("--emulate", action="store_true")
     args.add_argument("--only", default="")
@@ -161,10 +162,11 @@ def main():
     args.add_argument("-j", type=int, default=os.cpu_count())
     args = args.parse_args()
 
-    nvcc = installed_nvcc() or fetched_nvcc(args.cache)
+    nvcc = installed_nvcc() or (None if args.no_fetch else fetched_nvcc(args.cache))
     if not nvcc:
-        say("kernels not built: no nvcc 13 on PATH or under CUDA_HOME, and the wheels could not be fetched.\n"
-            "Install CUDA 13 or give pip access to PyPI; the workspace builds CPU-only meanwhile.")
+        fetched = "not asked to fetch it" if args.no_fetch else "the wheels could not be fetched"
+        say(f"kernels not built: no nvcc 13 on PATH, under CUDA_HOME or /usr/local/cuda, and {fetched}.\n"
+            "Install CUDA 13, or run kernels/build.py where pip can reach PyPI; the workspace builds CPU-only meanwhile.")
         return NO_TOOLKIT
     say(f"nvcc: {nvcc} {nvcc_version(nvcc)}")
 

@@ -1,7 +1,7 @@
 //! Links the CUDA kernels into a plugin. For the build scripts of `backends/*`.
 //!
 //! Where the kernels come from, in this order: `GOSSAMER_KERNELS_DIR`, a folder that `kernels/build.py --out` filled; an nvcc of
-//! CUDA 13 on the PATH or under `CUDA_HOME`, which builds them now. Without either the plugin is built for CPUs alone, and
+//! CUDA 13 under `CUDA_HOME`, on the PATH or under `/usr/local/cuda`, which builds them now. Without either the plugin is built for CPUs alone, and
 //! the build says so. Nothing is fetched here.
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ pub fn link() {
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let Some(folder) = prebuilt().or_else(built) else {
         println!(
-            "cargo:warning=no CUDA kernels: set GOSSAMER_KERNELS_DIR (see kernels/build.py) or CUDA_HOME; CPU-only build"
+            "cargo:warning=no CUDA kernels in this build, which runs on CPUs alone: install CUDA 13 (set CUDA_HOME where it is not \
+             found), or make them with kernels/build.py --out DIR and set GOSSAMER_KERNELS_DIR=DIR"
         );
         return;
     };
@@ -44,12 +45,18 @@ fn prebuilt() -> Option<PathBuf> {
 fn built() -> Option<PathBuf> {
     let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = home.into_iter().chain(std::env::split_paths(&path));
+    // Where CUDA's installer puts it, often without a word to the PATH.
+    let usual = PathBuf::from("/usr/local/cuda/bin");
+    let mut folders = home.into_iter().chain(std::env::split_paths(&path)).chain([usual]);
     folders.any(|folder| folder.join("nvcc").is_file()).then_some(())?;
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
     println!("cargo:rerun-if-changed={}", kernels.join("cuda").display());
     let out = PathBuf::from(std::env::var_os("OUT_DIR")?).join("kernels");
-    let done = Command::new("python3").arg(kernels.join("build.py")).arg("--out").arg(&out).status();
+    let done = Command::new("python3")
+        .arg(kernels.join("build.py"))
+        .args(["--no-fetch", "--out"])
+        .arg(&out)
+        .status();
     match done {
         Ok(status) if status.success() => Some(out),
         other => {
