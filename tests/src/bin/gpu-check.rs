@@ -38,7 +38,7 @@ struct Golden {
     cases: Vec<GoldenCase>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct GoldenCase {
     prompt: Vec<u32>,
     greedy: Vec<u32>,
@@ -51,6 +51,12 @@ struct GoldenCase {
 
 /// Tokens of the largest step.
 const STEP_TOKENS: usize = 8192;
+/// Largest captured step of the runs beside its size, and how many sequences these have: around the sizes that are captured, padded
+/// ones included, and twice the largest.
+const CAPTURE_SIZE: u32 = 20;
+const TOGETHER: [usize; 7] = [15, 16, 17, 19, 20, 21, 40];
+/// Longest prompt of these.
+const SHORT: usize = 300;
 /// Most that a bfloat16 run may err relative to the reference's own.
 const BF16_FACTOR: f64 = 1.5;
 /// Logits with an E4M3 cache may differ from those with a bfloat16 one by this many times the error that a bfloat16 run of the
@@ -151,10 +157,11 @@ fn check_answers(label: &str, golden: &Golden, answers: &[Answer]) -> bool {
     }
     let fine = got <= BF16_FACTOR * reference && clear_misses.is_empty();
     println!(
-        "{} {label}: median error {got:.5} (reference {reference:.5}, ratio {:.2}), errors {errors:.4?}, {same} tokens \
+        "{} {label}: median error {got:.5} (reference {reference:.5}, ratio {:.2}), errors {:.4?}, {same} tokens \
          before the first difference, clear misses (prompt, at, margin, noise): {clear_misses:.3?}",
         if fine { "ok  " } else { "FAIL" },
-        got / reference
+        got / reference,
+        &errors[..errors.len().min(12)]
     );
     fine
 }
@@ -202,6 +209,28 @@ fn pipelined(model: &mut Model, prompt: &[u32], generate: u32, first_step: u64) 
         in_flight -= 1;
     }
     tokens
+}
+
+/// Decodes as many sequences at once as captured steps have, one fewer, one more, and twice as many.
+fn beside_captured_sizes(device: &Device, directory: &Path, golden: &Golden, base: &ModelOptions) -> bool {
+    let most = TOGETHER.iter().copied().max().unwrap_or(1);
+    let options = ModelOptions { max_num_seqs: most as u32, ..base.clone() };
+    let mut driver = Driver::new(device.model(directory, &options, CAPTURE_SIZE));
+    let short = || golden.cases.iter().filter(|case| case.prompt.len() <= SHORT);
+    if short().next().is_none() {
+        println!("FAIL {}: no prompt has at most {SHORT} tokens", directory.display());
+        return false;
+    }
+    let mut fine = true;
+    for count in TOGETHER {
+        let cases: Vec<GoldenCase> = short().cycle().take(count).cloned().collect();
+        let requests: Vec<_> =
+            cases.iter().map(|case| Request::greedy(&case.prompt, case.greedy.len())).collect();
+        let answers = driver.run(&requests, STEP_TOKENS, STEP_TOKENS);
+        let label = format!("{} {count} together, captured up to {CAPTURE_SIZE}", directory.display());
+        fine &= check_answers(&label, &Golden { cases }, &answers);
+    }
+    fine
 }
 
 fn golden(device: &Device, directories: &[String]) -> bool {
@@ -280,6 +309,8 @@ fn golden(device: &Device, directories: &[String]) -> bool {
         }
         println!("{} {name} two steps in flight = one", if in_order { "ok  " } else { "FAIL" });
         fine &= same && in_order;
+        drop((alone, model));
+        fine &= beside_captured_sizes(device, directory, &golden, &options);
     }
     fine
 }
