@@ -257,7 +257,10 @@ pub fn check_attention<M: Memory>(bench: &mut Bench<M>, shape: &AttentionShape, 
         let (dim, size) = (desc.head_dim as usize, desc.block_size as usize);
         let columns = (heads + 2 * kv_heads) * dim;
         let (q, queries) = bench.put_values(&random.normals(tokens as usize * columns, 1.5), desc.activation);
-        let (sinks, sink_values) = bench.put_values(&random.normals(heads, 2.0), DType::BF16);
+        let mut sinks = random.normals(heads, 2.0);
+        // One above all scores, and one below.
+        sinks[..2].copy_from_slice(&[30.0, -40.0]);
+        let (sinks, sink_values) = bench.put_values(&sinks, DType::BF16);
         let stride = sequences.iter().map(|(_, len)| len.div_ceil(desc.block_size)).max().unwrap_or(1) + 1;
         let mut ids: Vec<u32> = (0..stride * sequences.len() as u32).collect();
         for i in (1..ids.len()).rev() {
