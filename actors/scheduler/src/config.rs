@@ -93,8 +93,12 @@ impl SchedulerConfig {
     }
 }
 
+/// More sequences than any step decodes, whatever is asked for.
+const LARGEST_GRAPH: u32 = 1 << 16;
+
 /// Graph sizes up to `capture_size`: each of 1 to 16, then steps of 8, 16, 32 and 64 that keep padding under an eighth.
 pub fn graph_buckets(capture_size: u32) -> Vec<u32> {
+    let capture_size = capture_size.min(LARGEST_GRAPH);
     let mut buckets = Vec::new();
     let mut next = 1;
     while next <= capture_size {
@@ -122,6 +126,7 @@ mod tests {
         assert_eq!(graph_buckets(0), Vec::<u32>::new());
         assert_eq!(graph_buckets(3), [1, 2, 3]);
         assert_eq!(graph_buckets(20).last(), Some(&20));
+        assert_eq!(graph_buckets(u32::MAX).last(), Some(&LARGEST_GRAPH));
         let buckets = graph_buckets(2048);
         assert_eq!(buckets[..17], (1..=16).chain([24]).collect::<Vec<_>>());
         assert_eq!(buckets.last(), Some(&2048));
