@@ -5,7 +5,10 @@ use thiserror::Error;
 
 /// Memory could not be had.
 #[derive(Debug, Error)]
-#[error("cannot map {bytes} bytes for {what}: {source}")]
+#[error(
+    "cannot map {bytes} bytes for {what}: {source}; free memory, or lower --max-num-batched-tokens, --max-num-seqs or the number of \
+     KV blocks (--num-gpu-blocks-override, --gpu-memory-utilization)"
+)]
 pub struct MemoryError {
     /// What it is for.
     pub what: &'static str,
@@ -59,4 +62,18 @@ pub fn available() -> Option<u64> {
     };
     let group = read("memory.max").map(|most| most.saturating_sub(read("memory.current").unwrap_or(0)));
     Some(group.map_or(machine, |group| group.min(machine)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_had_says_for_what_and_what_to_lower() {
+        // More than an address can name.
+        let error = Region::new("activations", 1 << 60).unwrap_err().to_string();
+        for part in ["1152921504606846976 bytes for activations", "lower --max-num-batched-tokens"] {
+            assert!(error.contains(part), "expected '{part}' in '{error}'");
+        }
+    }
 }
