@@ -5,7 +5,8 @@
     gossamer serve CHECKPOINT --device cuda --port 8000 --moe-backend fallback --attention-backend fallback
 
 usage: same_tokens.py ask BASE_URL MODEL FILE       asks 96 random prompts of 1 to 300 tokens for the next token
-       same_tokens.py compare FILE FILE             exits with 1 where tokens differ and the margin says they should not
+       same_tokens.py compare FILE FILE             exits with 1 where tokens differ and the margin says they should not, with 2 where
+                                                    no margin says anything
 
 Noise is taken from the two runs themselves: of the tokens that both name among their best twenty, the root mean square of what their
 log-probabilities differ by, less each prompt's mean difference (which moves all tokens alike). A margin of less than NOISES times that
@@ -46,7 +47,7 @@ def compare(first, second):
             if one["token"] != other["token"]:
                 wrong.append((at, round(margin, 4)))
     print(f"noise {noise:.4f} over {count} log-probabilities; {agree} of {len(first)} tokens agree; {decided} margins exceed the noise, clear misses {wrong}")
-    return bool(wrong) or not count
+    return 1 if wrong else 0 if decided else 2
 
 
 if __name__ == "__main__":
