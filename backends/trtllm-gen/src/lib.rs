@@ -168,8 +168,6 @@ unsafe fn launch_moe(desc: &FusedMoeDesc, args: &FusedMoeArgs, launch: &Launch) 
             tokens: tokens as c_int,
             hidden_size: experts.hidden as c_int,
             experts: experts.experts as c_int,
-            prefetch: 0,
-            prefetch_bytes: 0,
         };
         let moe = MoeArgs {
             normed,

@@ -87,25 +87,15 @@ __device__ __forceinline__ void prefetch_tile(const uint8_t* keys, const uint8_t
   else if (lane < 2 * kLines) ptx::prefetch_l2(values + 128 * (lane - kLines));
 }
 
-// This block's share of what a later operation will read, towards L2.
-__device__ __forceinline__ void prefetch_share(const GossamerDecodeAttentionArgs& p) {
-  if (!p.prefetch || threadIdx.x) return;
-  const size_t blocks = static_cast<size_t>(gridDim.x) * gridDim.y * gridDim.z, me = (static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-  const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128, to = min((me + 1) * share, p.prefetch_bytes / 16 * 16);
-  for (size_t from = me * share; from < to; from += 16384)
-    ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
-}
-
 // One warp's result over some keys of a row (token, KV head).
 struct alignas(16) Merge {
   float o[kHeads][kDim + 4];
   float maximum[kHeads], sum[kHeads];
 };
 
-// A row's output and the sink of each head.
+// Where a row's output goes. Its parts, and sinks, are found before the wait: at a launch's end their latency would be the launch's.
 struct RowEnd {
-  __nv_bfloat16* out;          // of the row's first head
-  const __nv_bfloat16* sinks;  // of the same head; null: none
+  __nv_bfloat16* out;  // of the row's first head
   float value_scale;
   int group;
 };
@@ -329,15 +319,15 @@ struct Walk {
   }
 
   // After finish(): the row's output, where the walk saw all of its keys.
-  __device__ __forceinline__ void write(const RowEnd& end, int lane) const;
+  __device__ __forceinline__ void write(const RowEnd& end, const float (&sinks)[2], int lane) const;
 };
 
-// What a head's sums are multiplied by. The sink joins the denominator once.
+// What a head's sums are multiplied by. The sink (to base 2; minus infinity: none) joins the denominator once.
 template <Math kM>
-__device__ __forceinline__ float output_factor(const RowEnd& end, int head, float maximum, float sum) {
+__device__ __forceinline__ float output_factor(const RowEnd& end, float sink, float maximum, float sum) {
   float factor = 1.f;
-  if (end.sinks && maximum != -INFINITY) {
-    const float sink = __bfloat162float(end.sinks[head]) * kLog2e, most = fmaxf(maximum, sink);
+  if (maximum != -INFINITY) {
+    const float most = fmaxf(maximum, sink);
     factor = ptx::exp2_flushed(maximum - most);
     sum = fmaf(sum, factor, ptx::exp2_flushed(sink - most + Walk<kM>::kBoost));
   }
@@ -345,13 +335,13 @@ __device__ __forceinline__ float output_factor(const RowEnd& end, int head, floa
 }
 
 template <Math kM>
-__device__ __forceinline__ void Walk<kM>::write(const RowEnd& end, int lane) const {
+__device__ __forceinline__ void Walk<kM>::write(const RowEnd& end, const float (&sinks)[2], int lane) const {
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int head = 2 * t + i;
     if (head >= end.group) continue;
-    const float factor = output_factor<kM>(end, head, maximum[i], sum[i]);
+    const float factor = output_factor<kM>(end, sinks[i], maximum[i], sum[i]);
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = ptx::pack_bf16(o[j][i] * factor, o[j][2 + i] * factor);
@@ -379,9 +369,9 @@ __device__ __forceinline__ Part merge_pieces(int count, Piece piece) {
   return all;
 }
 template <Math kM>
-__device__ __forceinline__ void write_part(const RowEnd& end, int head, int lane, const Part& p) {
+__device__ __forceinline__ void write_part(const RowEnd& end, float sink, int head, int lane, const Part& p) {
   if (head >= end.group) return;
-  const float factor = output_factor<kM>(end, head, p.maximum, p.sum);
+  const float factor = output_factor<kM>(end, sink, p.maximum, p.sum);
   *reinterpret_cast<uint32_t*>(end.out + head * kDim + 2 * lane) = ptx::pack_bf16(p.y.x * factor, p.y.y * factor);
 }
 __device__ __forceinline__ Part part_of(const Merge& m, int head, int lane) { return {m.maximum[head], m.sum[head], *reinterpret_cast<const float2*>(&m.o[head][2 * lane])}; }
@@ -473,8 +463,7 @@ __device__ __forceinline__ float score_scale(const GossamerDecodeAttentionArgs& 
 }
 template <Math kM>
 __device__ __forceinline__ RowEnd row_end(const GossamerDecodeAttentionArgs& p, size_t out_row, int head) {
-  return {static_cast<__nv_bfloat16*>(p.out) + (out_row * p.kv_heads + head) * p.group * kDim, p.sinks ? static_cast<const __nv_bfloat16*>(p.sinks) + head * p.group : nullptr,
-          Shape<kM>::kFp8 && p.kv_scales ? p.kv_scales[p.kv_heads + head] : 1.f, p.group};
+  return {static_cast<__nv_bfloat16*>(p.out) + (out_row * p.kv_heads + head) * p.group * kDim, Shape<kM>::kFp8 && p.kv_scales ? p.kv_scales[p.kv_heads + head] : 1.f, p.group};
 }
 
 // A warp's walk over every kStride-th tile of a row, two of them under way at any time.
@@ -501,8 +490,9 @@ struct Stretch {
   __device__ __forceinline__ void request(Tile<kM>& to, int tile, int page, int lane) const {
     if (tile < end) pages.request(to, page, tile, token, lane);
   }
-  // After it. `q`: of the row's first head.
-  __device__ __forceinline__ void run(Walk<kM>& walk, const __nv_bfloat16* q, int group, float scale, int lane) {
+  // After it. `q`: of the row's first head; `launched` is called when the first loads are under way.
+  template <class Launched>
+  __device__ __forceinline__ void run(Walk<kM>& walk, const __nv_bfloat16* q, int group, float scale, int lane, Launched launched) {
     const auto piece = [&](int i) {
       const int g = lane >> 2;
       return g < group ? __ldcg(reinterpret_cast<const uint4*>(q + g * kDim + 8 * i)) : make_uint4(0, 0, 0, 0);
@@ -511,6 +501,7 @@ struct Stretch {
     request(even, number, page0, lane);
     walk.reset();
     walk.load_query(piece, scale, lane);
+    launched();
     for (; number < end; number += 2 * kStride) {
       request(odd, number + kStride, page1, lane);
       page0 = page_of(number + 2 * kStride);
@@ -522,6 +513,10 @@ struct Stretch {
     walk.finish();
   }
 };
+// To base 2. `head`: of the KV head's group.
+__device__ __forceinline__ float sink_of(const GossamerDecodeAttentionArgs& p, int kv_head, int head) {
+  return p.sinks && head < p.group ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.sinks)[kv_head * p.group + head]) * kLog2e : -INFINITY;
+}
 __device__ __forceinline__ const __nv_bfloat16* query_of(const GossamerDecodeAttentionArgs& p, size_t out_row, int head) {
   return static_cast<const __nv_bfloat16*>(p.q) + out_row * p.q_stride + head * p.group * kDim;
 }

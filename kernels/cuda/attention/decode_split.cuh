@@ -12,6 +12,7 @@ namespace gossamer::attention {
 
 constexpr int kSplitWarps = 8, kSplitThreads = 32 * kSplitWarps;
 constexpr int kMaxSplits = 64, kMaxCluster = 8;
+constexpr int kEarlyBlocks = 64;
 // Counters of arrivals come first in the workspace, in the part that starts as zeros.
 constexpr size_t kCounterBytes = 4096;
 constexpr int kMaxRows = kCounterBytes / sizeof(int);  // rows that may be split through global memory
@@ -21,37 +22,48 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
   __shared__ Merge merge[kSplitWarps];
   __shared__ float4 exchange[kCluster ? kHeads : 1][32];  // [split][head of this block's][lane]: a Part
   __shared__ int arrived;
+  __shared__ uint64_t exchanged;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
 
-  prefetch_share(p);
+  if constexpr (kCluster) {
+    if (threadIdx.x == 0) ptx::barrier_init(&exchanged, 1);
+    ptx::barrier_init_fence();
+    if (threadIdx.x == 0) ptx::barrier_expect(&exchanged, sizeof exchange);
+    ptx::cluster_arrive_relaxed();  // this block runs, and others may write to it
+  }
   Stretch<kM, kSplitWarps> stretch(p, row, head);
   const size_t out_row = p.query_starts ? p.query_starts[row] : row;
   const int tile_first = stretch.token.template first_tile<kM>(), tiles = stretch.token.template end_tile<kM>() - tile_first;
   // At least one tile a warp before a further split pays.
   const int splits = kCluster ? splits_most : max(1, min(splits_most, (tiles + 2 * kSplitWarps - 1) / (2 * kSplitWarps)));
   stretch.begin(tile_first + tiles * split / splits + warp, split < splits ? tile_first + tiles * (split + 1) / splits : 0, lane);
-  if constexpr (kCluster) ptx::cluster_arrive();  // this block runs: others may write to it
-  ptx::launch_dependents();
+  const RowEnd last = row_end<kM>(p, out_row, head);
+  const int own = kCluster ? warp * splits_most + split : warp;  // the head that this warp finishes, if it finishes one
+  const float sink = sink_of(p, head, own);
+  // What comes next may bring its weights as soon as multiprocessors are free for it; but where this grid takes most of them, not before
+  // its own reads are under way.
+  const bool early = gridDim.x * gridDim.y * gridDim.z <= kEarlyBlocks;
+  if (early) ptx::launch_dependents();
   ptx::dependency_wait();
   if (!kCluster && split >= splits) return;
   Walk<kM> walk;
-  stretch.run(walk, query_of(p, out_row, head), p.group, score_scale<kM>(p, head), lane);
+  stretch.run(walk, query_of(p, out_row, head), p.group, score_scale<kM>(p, head), lane, [&] {
+    if (!early) ptx::launch_dependents();
+  });
   walk.put(merge[warp], lane);
   __syncthreads();
 
   // The block's result: a warp takes one head, a lane two dimensions.
   Part mine = merge_pieces(kSplitWarps, [&](int i) { return part_of(merge[i], warp, lane); });
-  const RowEnd last = row_end<kM>(p, out_row, head);
   if constexpr (kCluster) {
     // Heads go round the cluster's blocks; each adds up its own.
     ptx::cluster_wait();
     const int heads_here = kHeads / splits;
-    ptx::cluster_store(&exchange[split * heads_here + warp / splits][lane], warp % splits, make_float4(mine.maximum, mine.sum, mine.y.x, mine.y.y));
-    ptx::cluster_sync();
-    const int own = warp * splits + split;
+    ptx::cluster_send(&exchange[split * heads_here + warp / splits][lane], &exchanged, warp % splits, make_float4(mine.maximum, mine.sum, mine.y.x, mine.y.y));
+    ptx::barrier_wait(&exchanged, 0);
     if (warp < heads_here)
-      write_part<kM>(last, own, lane, merge_pieces(splits, [&](int i) {
+      write_part<kM>(last, sink, own, lane, merge_pieces(splits, [&](int i) {
                                          const float4 v = exchange[i * heads_here + warp][lane];
                                          return Part{v.x, v.y, make_float2(v.z, v.w)};
                                        }));
@@ -70,7 +82,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
       if (threadIdx.x == 0) counters[at] = 0;
       mine = merge_partials<kMaxSplits>(splits, [&](int i) { return partials + i * kPartial; }, warp, lane);
     }
-    write_part<kM>(last, warp, lane, mine);
+    write_part<kM>(last, sink, own, lane, mine);
   }
 }
 

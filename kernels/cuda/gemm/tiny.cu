@@ -36,19 +36,24 @@ template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
 __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant__ GossamerTinyGemmArgs p) {
   using P = Plan<kCluster, kSteps, kTiles, kBatch, kAhead>;
   static_assert(kBatch % kAhead == 0, "the register buffers must come round with a batch");
+  static_assert(kCluster > 1 && P::kValues / 2 <= kThreads, "a thread finishes two values of a batch at most");
   extern __shared__ __align__(16) float shared[];
+  __shared__ uint64_t inbox_full[2];                     // by turn; its bytes come from all blocks of the cluster
   float* const partials = shared;                        // [warp][strip][tile][lane][4]
-  float* const exchange = partials + P::kPartials;       // [turn][source block][strip][token][own row]
+  float* const exchange = partials + P::kPartials;       // [turn][source block][strip][own row][token]
   float* const warp_squares = exchange + P::kExchange;   // [warp][token]
   float* const block_squares = warp_squares + kWarps * P::kTokens;  // [source block][token]
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int rank = kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+  const int rank = static_cast<int>(ptx::cluster_rank());
   const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
   const int strips = p.rows / 16, steps = p.k / 32, slices = kCluster * kWarps, slice = rank * kWarps + warp;
   const int step_begin = steps * slice / slices, step_count = steps * (slice + 1) / slices - step_begin;
   const __nv_bfloat16* const x = static_cast<const __nv_bfloat16*>(p.x);
 
+  if (threadIdx.x < 2) ptx::barrier_init(&inbox_full[threadIdx.x], 1);
+  ptx::barrier_init_fence();
+  ptx::cluster_arrive_relaxed();  // this block runs, and others may write to it
   uint4 a[kAhead][kSteps][2];
   auto request = [&](int buffer, int strip) {
     const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.weight) + (static_cast<size_t>(strip) * 16 + g) * p.k + step_begin * 32 + 8 * t;
@@ -69,6 +74,13 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
 #pragma unroll
   for (int i = 0; i < kSteps; ++i)
     if (p.norm_weight && i < step_count) gain[i] = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + (step_begin + i) * 32 + 8 * t);
+
+  // The two values of each batch that this thread finishes; what is added to them is asked for before the products.
+  const int own = 2 * threadIdx.x % P::kOwn, own_token = 2 * threadIdx.x / P::kOwn % P::kTokens, own_strip = 2 * threadIdx.x / P::kOwn / P::kTokens;
+  const bool finishes = threadIdx.x < P::kValues / 2 && own_token < p.tokens;
+  const auto row_of = [&](int first) { return (first + own_strip * clusters) * 16 + rank * P::kOwn + own; };
+  const auto bias_of = [&](int row) { return finishes && p.bias && row < p.rows ? ptx::load_word(static_cast<const __nv_bfloat16*>(p.bias) + row) : 0u; };
+  uint32_t bias = bias_of(row_of(cluster));
 
   ptx::launch_dependents();
   ptx::dependency_wait();
@@ -101,8 +113,12 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
     }
   }
 
-  int turn = 0;
-  for (int first = cluster; first < strips; first += kBatch * clusters, turn ^= 1) {
+  int batch = 0;
+  for (int first = cluster; first < strips; first += kBatch * clusters, ++batch) {
+    const int own_row = row_of(first);
+    const size_t own_at = static_cast<size_t>(own_token) * p.rows + own_row;
+    if (batch) bias = bias_of(own_row);
+    const uint32_t residual = finishes && p.residual && own_row < p.rows ? __ldcg(reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.residual) + own_at)) : 0u;
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
       const int buffer = s % kAhead;
@@ -125,64 +141,58 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
         *reinterpret_cast<float4*>(partials + ((warp * kBatch + s) * kTiles + n) * 128 + lane * 4) = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
     }
     __syncthreads();
-    float* const inbox = exchange + turn * kCluster * P::kValues;
-    for (int v = threadIdx.x; v < kBatch * kTiles * 128; v += kThreads) {
-      float sum = 0.f;
+    // Sums over warps, two tokens' at a time, to the block that finishes their rows.
+    float* const inbox = exchange + (batch & 1) * kCluster * P::kValues;
+    uint64_t* const full = &inbox_full[batch & 1];
+    if (batch == 0) ptx::cluster_wait();
+    if (threadIdx.x == 0) ptx::barrier_expect(full, kCluster * (kBatch * P::kOwn * ((p.tokens + 1) / 2 * 8) + (batch == 0 && p.norm_weight ? 4 * p.tokens : 0)));
+    for (int v = threadIdx.x; v < kBatch * kTiles * 64; v += kThreads) {
+      const int half = v & 1, l = (v >> 1) & 31, n = (v >> 6) % kTiles, s = (v >> 6) / kTiles, row = l / 4 + 8 * half, token = n * 8 + 2 * (l & 3);
+      if (token >= p.tokens) continue;
+      float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += partials[w * kBatch * kTiles * 128 + v];
-      const int e = v & 3, l = (v >> 2) & 31, n = (v >> 7) % kTiles, s = (v >> 7) / kTiles;
-      const int row = (l >> 2) + 8 * (e >> 1), token = n * 8 + 2 * (l & 3) + (e & 1);
-      float* to = inbox + ((rank * kBatch + s) * P::kTokens + token) * P::kOwn + row % P::kOwn;
-      if (kCluster > 1) ptx::cluster_store(to, row / P::kOwn, sum);
-      else *to = sum;
+      for (int w = 0; w < kWarps; ++w) {
+        const float2 part = *reinterpret_cast<const float2*>(partials + w * kBatch * kTiles * 128 + 2 * v);
+        sum.x += part.x;
+        sum.y += part.y;
+      }
+      ptx::cluster_send(reinterpret_cast<float2*>(inbox + ((rank * kBatch + s) * P::kOwn + row % P::kOwn) * P::kTokens + token), full, row / P::kOwn, sum);
     }
-    if (first == cluster && p.norm_weight)
+    if (batch == 0 && p.norm_weight)
       for (int v = threadIdx.x; v < P::kTokens * kCluster; v += kThreads) {
         const int token = v % P::kTokens;
+        if (token >= p.tokens) continue;
         float sum = 0.f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) sum += warp_squares[w * P::kTokens + token];
-        if (kCluster > 1) ptx::cluster_store(block_squares + rank * P::kTokens + token, v / P::kTokens, sum);
-        else block_squares[token] = sum;
+        ptx::cluster_send(block_squares + rank * P::kTokens + token, full, v / P::kTokens, sum);
       }
-    if (kCluster > 1) ptx::cluster_sync();
-    else __syncthreads();
-    for (int v = threadIdx.x; v < P::kValues / 2; v += kThreads) {
-      const int own = 2 * v % P::kOwn, token = 2 * v / P::kOwn % P::kTokens, s = 2 * v / P::kOwn / P::kTokens;
-      const int strip = first + s * clusters;
-      if (token >= p.tokens || strip >= strips) continue;
+    // All of the other blocks' parts of a batch have come: they have read theirs of the one before, so its place may be written again.
+    ptx::barrier_wait(full, batch / 2 & 1);
+    if (finishes && own_row < p.rows) {
       float2 y = make_float2(0.f, 0.f);
 #pragma unroll
       for (int r = 0; r < kCluster; ++r) {
-        const float2 part = *reinterpret_cast<const float2*>(inbox + ((r * kBatch + s) * P::kTokens + token) * P::kOwn + own);
-        y.x += part.x;
-        y.y += part.y;
+        const float* const part = inbox + ((r * kBatch + own_strip) * P::kOwn + own) * P::kTokens + own_token;
+        y.x += part[0];
+        y.y += part[P::kTokens];
       }
       if (p.norm_weight) {
         float squares = 0.f;
 #pragma unroll
-        for (int r = 0; r < kCluster; ++r) squares += block_squares[r * P::kTokens + token];
+        for (int r = 0; r < kCluster; ++r) squares += block_squares[r * P::kTokens + own_token];
         const float factor = rsqrtf(squares / p.k + p.epsilon);
         y.x *= factor;
         y.y *= factor;
       }
-      const int row = strip * 16 + rank * P::kOwn + own;
-      if (p.bias) {
-        const float2 f = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.bias) + row));
-        y.x += f.x;
-        y.y += f.y;
-      }
-      const size_t at = static_cast<size_t>(token) * p.rows + row;
-      if (p.residual) {
-        const float2 f = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(p.residual) + at));
-        y.x += f.x;
-        y.y += f.y;
-      }
-      if (p.float_out) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at) = y;
-      else *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + at) = __floats2bfloat162_rn(y.x, y.y);
+      y.x += ptx::bf16_low(bias);
+      y.y += ptx::bf16_high(bias);
+      y.x += ptx::bf16_low(residual);
+      y.y += ptx::bf16_high(residual);
+      if (p.float_out) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + own_at) = y;
+      else *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + own_at) = __floats2bfloat162_rn(y.x, y.y);
     }
   }
-  if (kCluster > 1) ptx::cluster_sync();  // no block leaves while another may still write to it
 }
 
 using Kernel = void (*)(GossamerTinyGemmArgs);

@@ -43,15 +43,6 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
   const uint4 raw_gain = live && p.norm_weight ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + at) : make_uint4(0, 0, 0, 0);
   float bias = 0.f;
   if (threadIdx.x < kExperts && expert0 + threadIdx.x < p.experts) bias = __bfloat162float(static_cast<const __nv_bfloat16*>(p.router_bias)[expert0 + threadIdx.x]);
-#if __CUDA_ARCH__ >= 900
-  if (p.prefetch && threadIdx.x == 0) {
-    const size_t blocks = gridDim.x * gridDim.y, me = blockIdx.y * gridDim.x + blockIdx.x;
-    const size_t share = (p.prefetch_bytes / blocks + 127) / 128 * 128;
-    size_t from = me * share;
-    const size_t to = min(from + share, p.prefetch_bytes / 16 * 16);
-    for (; from < to; from += 16384) ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.prefetch) + from, static_cast<uint32_t>(min(to - from, static_cast<size_t>(16384))));
-  }
-#endif
 #pragma unroll
   for (int e = 0; e < kExperts; ++e) unpack8(raw[e], w[e]);
   unpack8(raw_gain, gain);
@@ -128,6 +119,10 @@ __global__ void __launch_bounds__(32 * kMatrixWarps) router_matrix_kernel(const 
     w[i][1] = i < count && expert0 + g + 8 < p.experts ? ptx::load_streaming(at + 8 * static_cast<size_t>(p.hidden_size)) : zero;
     gain[i] = i < count && p.norm_weight ? *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.norm_weight) + column + i * 32) : zero;
   }
+  // The logit that this thread finishes, if it does.
+  const int expert = expert0 + threadIdx.x / 16 % 8 + 8 * (threadIdx.x >> 1 & 1), member = 2 * (threadIdx.x / 4 % 4) + (threadIdx.x & 1);
+  const bool finishes = threadIdx.x < 128 && expert < p.experts && token0 + member < p.tokens;
+  const float bias = finishes ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.router_bias)[expert]) : 0.f;
   ptx::launch_dependents();
   ptx::dependency_wait();
 #pragma unroll
@@ -172,12 +167,7 @@ __global__ void __launch_bounds__(32 * kMatrixWarps) router_matrix_kernel(const 
     factors[threadIdx.x - 128] = p.norm_weight ? rsqrtf(s / p.hidden_size + p.epsilon) : 1.f;
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    const int l = threadIdx.x / 4, e = threadIdx.x % 4;
-    const int expert = expert0 + l / 4 + 8 * (e >> 1), member = 2 * (l % 4) + (e & 1);
-    if (expert < p.experts && token0 + member < p.tokens)
-      p.logits[static_cast<size_t>(token0 + member) * p.experts + expert] = total * factors[member] + __bfloat162float(static_cast<const __nv_bfloat16*>(p.router_bias)[expert]);
-  }
+  if (finishes) p.logits[static_cast<size_t>(token0 + member) * p.experts + expert] = total * factors[member] + bias;
   // Block j of a token group writes the normed tokens j, j + blocks, ...
   if (p.norm_weight && p.normed && token0 + g < p.tokens && g % gridDim.x == blockIdx.x) {
     const float factor = factors[g];

@@ -24,8 +24,6 @@ pub struct RouterArgs {
     pub tokens: c_int,
     pub hidden_size: c_int,
     pub experts: c_int,
-    pub prefetch: u64,
-    pub prefetch_bytes: usize,
 }
 
 /// `GossamerTopkArgs`.

@@ -64,8 +64,6 @@ typedef struct {
   void* normed;               // bf16 [tokens, hidden_size]
   float epsilon;
   int tokens, hidden_size, experts;
-  const void* prefetch;       // optional: weights of a later operation to bring into L2 meanwhile
-  size_t prefetch_bytes;
 } GossamerRouterArgs;
 int gossamer_router(const GossamerRouterArgs* args, cudaStream_t stream);
 
@@ -163,8 +161,6 @@ typedef struct {
   int fp8;
   int group;                // query heads a KV head, at most 8; 0: 8
   int splits;               // blocks or warps a (token, KV head), see `form`; 0: the launcher's own choice
-  const void* prefetch;     // optional: weights of a later operation to bring into L2 meanwhile
-  size_t prefetch_bytes;
   int fp8_products;         // E4M3 only: queries and probabilities are rounded to E4M3 too
   int form;                 // one of the following; 0: the launcher's own choice
 } GossamerDecodeAttentionArgs;

@@ -53,7 +53,8 @@ inline void cluster_sync() { fail("a cluster"); }
 inline void cluster_arrive_if(uint64_t*, uint32_t, bool) { fail("a cluster"); }
 inline void cluster_arrive() { fail("a cluster"); }
 inline void cluster_wait() { fail("a cluster"); }
-inline void cluster_store(float4*, uint32_t, float4) { fail("a cluster"); }
+inline void cluster_arrive_relaxed() { fail("a cluster"); }
+inline void cluster_send(float4*, uint64_t*, uint32_t, float4) { fail("a cluster"); }
 
 // --- cp.async ---
 template <int kBytes>
@@ -89,11 +90,6 @@ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
     b.bytes -= static_cast<int32_t>(bytes);
     barrier_settle(b);
   });
-}
-
-inline void bulk_prefetch_l2(const void* p, uint32_t bytes) {
-  if (reinterpret_cast<uintptr_t>(p) % 16 || bytes % 16 || bytes == 0 || bytes > 65536) fail("a bulk prefetch is not aligned, or empty");
-  for (uint32_t i = 0; i < bytes; i += 64) (void)static_cast<const volatile uint8_t*>(p)[i];
 }
 
 // --- global memory ---

@@ -131,9 +131,6 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_
                "r"(bar), "l"(policy)
                : "memory");
 }
-__device__ __forceinline__ void bulk_prefetch_l2(const void* src, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
-}
 
 // --- flags in global memory ----------------------------------------------------------------------------------------------
 __device__ __forceinline__ void release_add(int* p, int v) { asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
@@ -222,26 +219,39 @@ __device__ __forceinline__ void cluster_arrive_if(uint64_t* bar, uint32_t rank, 
       "r"(rank), "r"(static_cast<uint32_t>(condition))
       : "memory");
 }
+// Arrives without the fence that `release` is, which waits for all loads under way; for when nothing was written yet.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 // The two halves of cluster_sync.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Store to the same shared address of block `rank` of the cluster.
-__device__ __forceinline__ void cluster_store(float4* local, uint32_t rank, float4 v) {
+// Stores to the same shared address of block `rank` of the cluster that count as bytes of its barrier at the same address as `bar`:
+// whoever waits there sees them. No fence, no barrier of the whole cluster.
+__device__ __forceinline__ uint32_t mapped(const void* local, uint32_t rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+  return remote;
 }
+__device__ __forceinline__ void cluster_send(float* local, uint64_t* bar, uint32_t rank, float v) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(mapped(local, rank)), "f"(v), "r"(mapped(bar, rank)) : "memory");
+}
+__device__ __forceinline__ void cluster_send(float2* local, uint64_t* bar, uint32_t rank, float2 v) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(mapped(local, rank)), "f"(v.x), "f"(v.y), "r"(mapped(bar, rank)) : "memory");
+}
+__device__ __forceinline__ void cluster_send(float4* local, uint64_t* bar, uint32_t rank, float4 v) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(mapped(local, rank)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
+               "r"(mapped(bar, rank))
+               : "memory");
+}
+// Store to the same shared address of block `rank` of the cluster.
 __device__ __forceinline__ void cluster_store(float* local, uint32_t rank, float v) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(local)), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapped(local, rank)), "f"(v) : "memory");
 }
 
 // --- loads ---------------------------------------------------------------------------------------------------------------
 // Read once, not kept in L1.
 __device__ __forceinline__ uint4 load_streaming(const void* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 __device__ __forceinline__ uint2 load_streaming_pair(const void* p) {
