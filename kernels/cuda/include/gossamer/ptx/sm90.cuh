@@ -221,8 +221,7 @@ __device__ __forceinline__ void cluster_arrive_if(uint64_t* bar, uint32_t rank, 
 }
 // Arrives without the fence that `release` is, which waits for all loads under way; for when nothing was written yet.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-// The two halves of cluster_sync.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The other half.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Stores to the same shared address of block `rank` of the cluster that count as bytes of its barrier at the same address as `bar`:
 // whoever waits there sees them. No fence, no barrier of the whole cluster.
