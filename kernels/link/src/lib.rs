@@ -9,6 +9,8 @@ use std::process::Command;
 
 /// Library that `kernels/build.py` makes.
 const LIBRARY: &str = "libgossamer_kernels.a";
+/// Exit status with which `kernels/build.py` says that there is no compiler it can use.
+const NO_TOOLKIT: i32 = 3;
 
 /// Links the kernels and sets the cfg `gossamer_cuda` when they are there. Call it from a build script.
 pub fn link() {
@@ -59,8 +61,20 @@ fn built() -> Option<PathBuf> {
         .status();
     match done {
         Ok(status) if status.success() => Some(out),
-        other => {
-            println!("cargo:warning=kernels/build.py failed ({other:?}); CPU-only build");
+        // What build.py says goes where cargo shows it to nobody.
+        Ok(status) if status.code() == Some(NO_TOOLKIT) => {
+            println!("cargo:warning=the nvcc found is not of CUDA 13");
+            None
+        }
+        Ok(status) => {
+            println!(
+                "cargo:warning=kernels/build.py --out {} failed ({status}); run it by hand to see why",
+                out.display()
+            );
+            None
+        }
+        Err(error) => {
+            println!("cargo:warning=python3 cannot be run, which kernels/build.py needs: {error}");
             None
         }
     }
