@@ -3,7 +3,7 @@
 use super::model_args::ModelArgs;
 use crate::process::{best_device, demo_model};
 use clap::Args;
-use gossamer_config::resolve_on;
+use gossamer_config::{Device, resolve_on};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     error::Error,
@@ -68,6 +68,9 @@ impl AutotuneArgs {
 /// Measures, and writes the cache.
 pub fn run(args: &AutotuneArgs) -> Result<(), Box<dyn Error>> {
     let config = resolve_on(args.to_arguments(), [], &demo_model(), best_device)?.config;
+    if config.device == Device::Sim {
+        return Err("expected --device cpu, cuda or auto, got sim, which has no tactics".into());
+    }
     // Why a cache is not used, or a tactic not measured.
     crate::log::start(&config.log, None);
     let bar = ProgressBar::new(0);
