@@ -13,8 +13,8 @@ int products_fp8(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, con
   if (const int status = product<true, true>(d, a, plan, stream)) return status;
   return product<true, false>(d, a, plan, stream);
 }
-bool prepare_bf16() { return allow<false, true>(Classes<false>{}) && allow<false, false>(Classes<false>{}); }
-bool prepare_fp8() { return allow<true, true>(Classes<true>{}) && allow<true, false>(Classes<true>{}); }
+bool prepare_bf16() { return allow<false, true>(Sets<false>{}) && allow<false, false>(Sets<false>{}); }
+bool prepare_fp8() { return allow<true, true>(Sets<true>{}) && allow<true, false>(Sets<true>{}); }
 }  // namespace gossamer::grouped
 
 namespace mxfp4 = gossamer::mxfp4;

@@ -6,7 +6,7 @@
 namespace gossamer::grouped {
 namespace {
 
-// Tiles of one width at most. A tile's largest width is at least 32, or the number of tokens, when an expert has one tile. Invariant:
+// Tiles of one set at most. A tile's largest width is at least 32, or the number of tokens, when an expert has one tile. Invariant:
 // never falls as tokens rise, so that a workspace for many serves fewer.
 inline uint32_t most_tiles(const GossamerExpertsDesc& d, uint32_t tokens) { return tokens * d.top_k / 32 + d.local_experts + 1; }
 
@@ -27,13 +27,11 @@ Plan carve(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8, void* worksp
     return here;
   };
   Plan plan = {};
-  plan.classes = classes_for(d, tokens, fp8);
-  for (uint32_t c = 0; c < kClasses; ++c)
-    if (plan.classes >> c & 1) plan.most = width_of(c);
+  plan.most = most_of(d, tokens, fp8);
   plan.total = reinterpret_cast<uint32_t*>(take(4));
-  plan.tile_counts = reinterpret_cast<uint32_t*>(take(kClasses * 4));
-  plan.tiles_per_class = most_tiles(d, tokens);
-  plan.tiles = reinterpret_cast<TokenTile*>(take(kClasses * plan.tiles_per_class * sizeof(TokenTile)));
+  plan.tile_counts = reinterpret_cast<uint32_t*>(take(kSets * 4));
+  plan.tiles_per_set = most_tiles(d, tokens);
+  plan.tiles = reinterpret_cast<TokenTile*>(take(kSets * plan.tiles_per_set * sizeof(TokenTile)));
   plan.pairs = reinterpret_cast<uint32_t*>(take(pairs * 4));
   plan.x = take(pairs * d.hidden * (fp8 ? 1 : 2));
   plan.inner = take(pairs * d.intermediate * (fp8 ? 1 : 2));

@@ -8,6 +8,6 @@ int products_bf16(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, co
   if (const int status = product<false, true>(d, a, plan, stream)) return status;
   return product<false, false>(d, a, plan, stream);
 }
-bool prepare_bf16() { return allow<false, true>(Classes<false>{}) && allow<false, false>(Classes<false>{}); }
+bool prepare_bf16() { return allow<false, true>(Sets<false>{}) && allow<false, false>(Sets<false>{}); }
 
 }  // namespace gossamer::grouped

@@ -17,13 +17,13 @@ __host__ __device__ constexpr uint32_t log_copies(uint32_t experts) { return exp
 static_assert(kMaxExperts << log_copies(kMaxExperts) <= kCounters && kMaxExperts <= kPlanThreads);
 
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
-  __shared__ uint32_t counters[kCounters], places[kMaxExperts], sums[32], classes[kClasses];
+  __shared__ uint32_t counters[kCounters], places[kMaxExperts], sums[32], sets[kSets];
   ptx::launch_dependents();
   const uint32_t pairs = a.tokens * d.top_k, e = threadIdx.x, lane = e % 32, own = blockIdx.x * kPlanThreads;
   const uint32_t shift = log_copies(d.local_experts), copies = 1u << shift;
   const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
   for (uint32_t i = e; i < kCounters; i += kPlanThreads) counters[i] = 0;
-  if (e < kClasses) classes[e] = 0;
+  if (e < kSets) sets[e] = 0;
   __syncthreads();
   const bool aligned = a.expert_ids % 16 == 0;
   for (uint32_t first = 4 * e; first < pairs; first += kAtOnce * 4 * kPlanThreads) {
@@ -87,15 +87,13 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc 
   }
   if (blockIdx.x) return;
   if (count) {
-    const uint32_t tiles = (count + p.most - 1) / p.most, width = ((count + tiles - 1) / tiles + 7) / 8 * 8;
-    uint32_t c = 0;
-    while (width_of(c) < width || !(p.classes >> c & 1)) ++c;
-    const uint32_t at = c * p.tiles_per_class + atomicAdd(&classes[c], tiles);
-    for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width)};
+    const uint32_t tiles = (count + p.most - 1) / p.most, width = width_for((count + tiles - 1) / tiles);  // at most p.most, so the last tile has rows
+    const uint32_t set = set_of(width), at = set * p.tiles_per_set + atomicAdd(&sets[set], tiles);
+    for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width), width};
   }
   if (e == 0) *p.total = sums[31];
   __syncthreads();
-  if (e < kClasses) p.tile_counts[e] = classes[e];
+  if (e < kSets) p.tile_counts[e] = sets[e];
 }
 
 // One block per sorted row, and per row of an expert held elsewhere, whose output is zero. Its blocks may be there before the plan is.

@@ -6,14 +6,14 @@
 // own: weights by bulk copies of kChunk tiles of a strip, a lane per strip; tokens in boxes of 64 columns. Consumers take kChunk
 // tiles of weights between two looks at a barrier; what is left of K after whole chunks is multiplied tile by tile.
 //
-// What decides the shape: tokens come once per kGroups x 64 rows through the second-level cache, which gives about 6 TB/s, so few
-// rows a block cost more than the weights themselves; and narrow tiles are bound by the instructions of decoding, so that every
-// instruction a tile counts and more warps help. Hence five warpgroups for narrow tiles, and fewer
-// only where sums need their registers.
+// What decides the shape: tokens come once per kGroups x 64 rows, and narrow tiles are bound by the instructions of decoding, so that
+// every instruction a tile counts and more warps help. Hence five warpgroups for narrow tiles, and fewer only where sums need their
+// registers.
 //
-// One kernel per width (two in one function exceed what the assembler keeps in registers). The widths of one product depend on
-// nothing of each other: each lets the next one's blocks start where its own have left the multiprocessor. The width that most tiles
-// are likely to have comes first, so that launches that find nothing to do hide behind its work.
+// One kernel per set of widths: the assembler keeps products of three to five widths in flight in one function, and serialises all of
+// them where there are more. The sets of one product depend on nothing of each other: each lets the next one's blocks start where its
+// own have left the multiprocessor. The set that most tiles are likely to be in comes first, so that launches that find nothing to do
+// hide behind its work.
 //
 // Invariant: the first kernel of a product lets the next start only after its own inputs are complete (gate_up: it waits for gather;
 // down: an ordinary launch), and every later one starts after the one before has started: so they have their inputs without waiting.
@@ -45,12 +45,10 @@ constexpr int kK = 64;     // columns of a tile
 constexpr int kChunk = 5;  // tiles of a strip in one copy, which costs the copy engine about 95 cycles whatever its size
 constexpr int kChunkBytes = kChunk * mxfp4::kTileBytes;
 
-// Consumer warpgroups of a block for tiles of a width (tokens): as many as the registers for its sums allow.
-constexpr int groups_of(int width) { return width <= 48 ? 5 : width <= 96 ? 4 : width <= 192 ? 3 : 2; }
-
-template <bool kFp8, int kWidth>
+template <bool kFp8, int kSet>
 struct Shape {
-  static constexpr int kGroups = groups_of(kWidth), kWarps = 4 * kGroups;
+  // Consumer warpgroups of a block: as many as the registers for the sums of the set's widest tile allow.
+  static constexpr int kWidest = widest_of(kSet), kGroups = kWidest <= 48 ? 5 : kWidest <= 96 ? 4 : kWidest <= 192 ? 3 : 2, kWarps = 4 * kGroups;
   static constexpr int kThreads = 128 * (kGroups + 1);
   // NOTES: what `setmaxnreg` hands out may not exceed the launch's registers, or the consumers wait for ever.
   static constexpr int kProducerRegisters = 32, kConsumerRegisters = kGroups == 5 ? 88 : kGroups == 4 ? 112 : kGroups == 3 ? 160 : 232;
@@ -58,7 +56,7 @@ struct Shape {
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= (kGroups + 1) * kLaunchRegisters, "setmaxnreg may not ask for more than the block has");
   static constexpr int kElement = kFp8 ? 1 : 2;
   static constexpr int kGroupTiles = kGroups < 4 ? 1 : kChunk;  // tiles of a token stage: fewer barriers where instructions count
-  static constexpr int kTokenStageBytes = kWidth * kK * kElement * kGroupTiles;
+  static constexpr int kTokenStageBytes = kWidest * kK * kElement * kGroupTiles;
   static constexpr int kWeightStageBytes = kWarps * kChunkBytes;
   static constexpr int kFixed = (kFp8 ? kTableBytes : 0) + 1024 + 256;
   static constexpr int kRoom = kMaxSharedBytes - kFixed;
@@ -69,6 +67,12 @@ struct Shape {
   static_assert(kTokenStages >= (kGroupTiles == 1 ? 4 : 2) && kSharedBytes <= kMaxSharedBytes);
   static_assert(2 * (kWeightStages + kTokenStages) * 8 <= 256);
   static_assert(kTokenStageBytes % 16 == 0 && kWeightStageBytes % 16 == 0 && kWarps <= 32, "a lane per strip");
+};
+
+// A box of tokens per width of a set.
+template <int kSet>
+struct Maps {
+  CUtensorMap of[widths_of(kSet)];
 };
 
 struct Product {
@@ -88,10 +92,16 @@ struct Product {
   __device__ __forceinline__ const TokenTile& tile_of(uint32_t i) const { return tiles[i / rounds]; }
 };
 
+// A block's warpgroups that have rows of a piece of work; of the last round's there may be fewer.
+template <class S>
+__device__ __forceinline__ uint32_t groups_with_rows(const Product& p, uint32_t i) {
+  return min((p.strips - i % p.rounds * S::kWarps + 3) / 4, static_cast<uint32_t>(S::kGroups));
+}
+
 // What consumers and producers share.
-template <bool kFp8, int kWidth>
+template <bool kFp8, int kSet>
 struct Shared {
-  using S = Shape<kFp8, kWidth>;
+  using S = Shape<kFp8, kSet>;
   uint8_t *tokens, *weights, *table;
   uint64_t *weights_full, *weights_empty, *tokens_full, *tokens_empty;
   __device__ explicit Shared(uint8_t* memory) {
@@ -116,22 +126,35 @@ __device__ __forceinline__ float swiglu(float gate, float up, float limit, float
   return (up + 1.f) * gate * __fdividef(1.f, 1.f + __expf(-alpha * gate));
 }
 
-// One piece of work of a warp: its strip by the tile's tokens.
-template <bool kFp8, bool kGateUp, int kWidth>
-__device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile& tile, uint32_t strip, bool valid, Maxima maxima, const Shared<kFp8, kWidth>& shared,
-                                              Ring<Shape<kFp8, kWidth>::kWeightStages>& weights, Ring<Shape<kFp8, kWidth>::kTokenStages>& tokens) {
-  using S = Shape<kFp8, kWidth>;
-  const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+// A piece of work that has no rows for this warpgroup.
+template <bool kFp8, int kSet>
+__device__ __forceinline__ void pass_tile(const Product& p, const Shared<kFp8, kSet>& shared, Ring<Shape<kFp8, kSet>::kWeightStages>& weights,
+                                          Ring<Shape<kFp8, kSet>::kTokenStages>& tokens) {
+  const bool speaks = (threadIdx.x & 31) == 0;
+  for (uint32_t k = 0; k < p.k_tiles; ++k) {
+    if (k % kChunk == 0) {
+      ptx::barrier_wait(&shared.weights_full[weights.stage], weights.phase);
+      ptx::barrier_arrive_if(&shared.weights_empty[weights.stage], speaks);
+      weights.next();
+    }
+    if (k % Shape<kFp8, kSet>::kGroupTiles == 0) {
+      ptx::barrier_wait(&shared.tokens_full[tokens.stage], tokens.phase);
+      ptx::barrier_arrive_if(&shared.tokens_empty[tokens.stage], speaks);
+      tokens.next();
+    }
+    __syncwarp();
+  }
+}
+
+// Adds the products of a warp's strip and a tile's tokens to `sums`.
+template <bool kFp8, int kSet, int kWidth>
+__device__ __forceinline__ void add_products(const Product& p, Maxima maxima, const Shared<kFp8, kSet>& shared, Ring<Shape<kFp8, kSet>::kWeightStages>& weights,
+                                             Ring<Shape<kFp8, kSet>::kTokenStages>& tokens, float (&sums)[kWidth / 2]) {
+  using S = Shape<kFp8, kSet>;
+  const int lane = threadIdx.x & 31, g = lane / 4, warp = threadIdx.x / 32;
   constexpr int kSteps = kFp8 ? 1 : 2, kTileBytes = kWidth * kK * S::kElement;  // products in half a tile; its tokens
-  float sums[kWidth / 2];
   uint32_t a[2][kSteps][4];
   const uint32_t references = maxima.of_g * 0x0101u + maxima.of_g8 * 0x01010000u, table = ptx::shared_address(shared.table);
-  // What the epilogue needs is asked for here: there each load would be waited for. Raw bits, converted there.
-  const bf16* bias = p.bias + (static_cast<size_t>(tile.expert) * p.strips + strip) * 16;
-  uint32_t bias0, bias1 = 0;
-  if constexpr (kGateUp) bias0 = ptx::load_word(bias + 2 * g);
-  else bias0 = ptx::load_half(bias + g), bias1 = ptx::load_half(bias + g + 8);
-
   const uint8_t* const codes = shared.weights + warp * kChunkBytes + lane * 16;
   const uint8_t* const scales = shared.weights + warp * kChunkBytes + mxfp4::kCodeBytes + g * 4;
   Tables tables[2];
@@ -140,8 +163,8 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
     piece.scales = ptx::load_shared_word(scales + offset);
   };
   // NOTES: the assembler keeps products in flight only if each A fragment has registers of its own; halves of tiles take turns.
-  // Starts half a tile's products, all but the first of them onto the sums so far.
-  const auto start = [&](auto half, const Piece& piece, uint64_t b, bool first) {
+  // Starts half a tile's products.
+  const auto start = [&](auto half, const Piece& piece, uint64_t b) {
     constexpr int kHalf = decltype(half)::value;
     if constexpr (kFp8) {
       decode_e4m3<kHalf>(piece, tables[kHalf], a[kHalf][0]);
@@ -152,8 +175,8 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {  // a step is 32 bytes of a token in either type
       const uint64_t at = b + (kHalf * kSteps + step) * 2;
-      if constexpr (kFp8) ptx::Wgmma<kWidth>::e4m3(sums, a[kHalf][step], at, !first || step != 0);
-      else ptx::Wgmma<kWidth>::bf16(sums, a[kHalf][step], at, !first || step != 0);
+      if constexpr (kFp8) ptx::Wgmma<kWidth>::e4m3(sums, a[kHalf][step], at, 1);
+      else ptx::Wgmma<kWidth>::bf16(sums, a[kHalf][step], at, 1);
     }
     ptx::wgmma_commit();
   };
@@ -184,14 +207,14 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
       load_tables(high, now);
       const bool opens = i % S::kGroupTiles == 0;
       if (opens) b = first_of_stage();
-      start(low, now, b + i % S::kGroupTiles * (kTileBytes / 16), i == 0 && k == 0);
+      start(low, now, b + i % S::kGroupTiles * (kTileBytes / 16));
       ptx::wgmma_wait<1>();
       if (opens) {
         ptx::barrier_arrive_if(previous, (i > 0 || k > 0) && lane == 0);
         previous = &shared.tokens_empty[tokens.stage];
       }
       if (i + 1 < kChunk) load_tables(low, piece[(i + 1) & 1]);
-      start(high, now, b + i % S::kGroupTiles * (kTileBytes / 16), false);
+      start(high, now, b + i % S::kGroupTiles * (kTileBytes / 16));
       ptx::wgmma_wait<1>();
       if (i % S::kGroupTiles == S::kGroupTiles - 1) tokens.next();
     }
@@ -211,8 +234,8 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
       load_tables(high, now);
       if (S::kGroupTiles == 1 || i == 0) b = first_of_stage();
       const uint64_t at = b + (S::kGroupTiles == 1 ? 0 : i * (kTileBytes / 16));
-      start(low, now, at, i == 0 && k == 0);
-      start(high, now, at, false);
+      start(low, now, at);
+      start(high, now, at);
       ptx::wgmma_wait<0>();
       if (S::kGroupTiles == 1 || i + 1 == rest) {
         ptx::barrier_arrive_if(&shared.tokens_empty[tokens.stage], lane == 0);
@@ -223,6 +246,31 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
     ptx::barrier_arrive_if(&shared.weights_empty[weights.stage], lane == 0);
     weights.next();
   }
+}
+
+// One piece of work of a warp: its strip by the tile's tokens.
+template <bool kFp8, bool kGateUp, int kSet, int... kNumber>
+__device__ __forceinline__ void multiply_tile(std::integer_sequence<int, kNumber...>, const Product& p, const TokenTile& tile, uint32_t strip, bool valid, Maxima maxima,
+                                              const Shared<kFp8, kSet>& shared, Ring<Shape<kFp8, kSet>::kWeightStages>& weights,
+                                              Ring<Shape<kFp8, kSet>::kTokenStages>& tokens) {
+  const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+  // What the epilogue needs is asked for here: there each load would be waited for. Raw bits, converted there.
+  const bf16* bias = p.bias + (static_cast<size_t>(tile.expert) * p.strips + strip) * 16;
+  uint32_t bias0, bias1 = 0;
+  if constexpr (kGateUp) bias0 = ptx::load_word(bias + 2 * g);
+  else bias0 = ptx::load_half(bias + g), bias1 = ptx::load_half(bias + g + 8);
+
+  // NOTES: one array for all widths, set here and read below: the assembler gives sums of each width registers of their own, and does
+  // not keep products in flight when all of them together are too many.
+  float sums[Shape<kFp8, kSet>::kWidest / 2] = {};
+  const auto of_width = [&](auto number) {
+    constexpr int kWidth = narrowest_of(kSet) + decltype(number)::value * step_of(kSet);
+    // NOTES: a vote tells the compiler that the warp agrees; else it keeps rings and descriptors in every lane, 20 instructions a tile.
+    if (!__any_sync(~0u, tile.width == kWidth)) return false;
+    add_products<kFp8, kSet, kWidth>(p, maxima, shared, weights, tokens, reinterpret_cast<float (&)[kWidth / 2]>(sums));
+    return true;
+  };
+  (of_width(std::integral_constant<int, kNumber>()) || ...);
 
   // Epilogue: a lane has rows g and g + 8 of the strip (gate_up: gate and up of one column; down: two columns) for tokens 2t and
   // 2t + 1 of every eight. Neighbouring g exchange a token, so that each stores two columns of one token at once.
@@ -230,7 +278,8 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
   const float b0 = ptx::bf16_low(bias0), b1 = kGateUp ? ptx::bf16_high(bias0) : ptx::bf16_low(bias1);
   const uint32_t odd = g & 1;
 #pragma unroll
-  for (int j = 0; j < kWidth / 8; ++j) {
+  for (int j = 0; j < Shape<kFp8, kSet>::kWidest / 8; ++j) {
+    if (j * 8 >= tile.width) break;
     const uint32_t token = j * 8 + 2 * t, mine = token + odd;
     float v[4] = {sums[j * 4], sums[j * 4 + 1], sums[j * 4 + 2], sums[j * 4 + 3]};
     if constexpr (kFp8) {
@@ -260,24 +309,27 @@ __device__ __forceinline__ void multiply_tile(const Product& p, const TokenTile&
   }
 }
 
-template <bool kFp8, int kWidth>
-__device__ __forceinline__ void produce_weights(const Product& p, const Shared<kFp8, kWidth>& shared, uint32_t total) {
-  using S = Shape<kFp8, kWidth>;
+template <bool kFp8, int kSet>
+__device__ __forceinline__ void produce_weights(const Product& p, const Shared<kFp8, kSet>& shared, uint32_t total) {
+  using S = Shape<kFp8, kSet>;
   const uint32_t lane = threadIdx.x & 31;
   Ring<S::kWeightStages> ring;
   const uint64_t policy = ptx::evict_first_policy();
   for (uint32_t i = blockIdx.x; i < total; i += gridDim.x) {
     const uint32_t strip = min(i % p.rounds * S::kWarps + lane, p.strips - 1);  // past the end: the last one again
+    const bool brings = lane < 4 * groups_with_rows<S>(p, i);
     const uint8_t* source = p.weights + (static_cast<size_t>(p.tile_of(i).expert) * p.strips + strip) * p.k_tiles * mxfp4::kTileBytes;
     for (uint32_t k = 0; k < p.k_tiles; k += kChunk, source += kChunkBytes) {
       ptx::barrier_wait(&shared.weights_empty[ring.stage], ring.phase ^ 1);
-      if (lane < S::kWarps) {
+      if (brings) {
         const uint32_t bytes = min(p.k_tiles - k, static_cast<uint32_t>(kChunk)) * mxfp4::kTileBytes;
         ptx::barrier_expect(&shared.weights_full[ring.stage], bytes);
         uint8_t* to = shared.weights + ring.stage * S::kWeightStageBytes + lane * kChunkBytes;
         // Wide tiles: other tiles of the expert may want the same weights soon.
-        if constexpr (kWidth <= 96) ptx::bulk_load(to, source, bytes, &shared.weights_full[ring.stage], policy);
+        if constexpr (S::kWidest <= 96) ptx::bulk_load(to, source, bytes, &shared.weights_full[ring.stage], policy);
         else ptx::bulk_load(to, source, bytes, &shared.weights_full[ring.stage]);
+      } else {
+        ptx::barrier_arrive_if(&shared.weights_full[ring.stage], lane < S::kWarps);
       }
       __syncwarp();
       ring.next();
@@ -285,28 +337,29 @@ __device__ __forceinline__ void produce_weights(const Product& p, const Shared<k
   }
 }
 
-template <bool kFp8, int kWidth>
-__device__ __forceinline__ void produce_tokens(const Product& p, const CUtensorMap& map, const Shared<kFp8, kWidth>& shared, uint32_t total) {
-  using S = Shape<kFp8, kWidth>;
-  constexpr uint32_t kTileBytes = kWidth * kK * S::kElement;
+template <bool kFp8, int kSet>
+__device__ __forceinline__ void produce_tokens(const Product& p, const Maps<kSet>& maps, const Shared<kFp8, kSet>& shared, uint32_t total) {
+  using S = Shape<kFp8, kSet>;
   Ring<S::kTokenStages> ring;
   for (uint32_t i = blockIdx.x; i < total; i += gridDim.x) {
-    const uint32_t first = p.tile_of(i).first;
+    const TokenTile tile = p.tile_of(i);
+    const CUtensorMap* map = &maps.of[(tile.width - narrowest_of(kSet)) / step_of(kSet)];
+    const uint32_t tile_bytes = tile.width * kK * S::kElement;
     for (uint32_t k = 0; k < p.k_tiles; k += S::kGroupTiles) {
       const uint32_t count = min(p.k_tiles - k, static_cast<uint32_t>(S::kGroupTiles));
       ptx::barrier_wait(&shared.tokens_empty[ring.stage], ring.phase ^ 1);
-      ptx::barrier_expect(&shared.tokens_full[ring.stage], count * kTileBytes);
+      ptx::barrier_expect(&shared.tokens_full[ring.stage], count * tile_bytes);
       uint8_t* to = shared.tokens + ring.stage * S::kTokenStageBytes;
-      for (uint32_t n = 0; n < count; ++n) ptx::tensor_load_2d(to + n * kTileBytes, &map, (k + n) * kK, first, &shared.tokens_full[ring.stage]);
+      for (uint32_t n = 0; n < count; ++n) ptx::tensor_load_2d(to + n * tile_bytes, map, (k + n) * kK, tile.first, &shared.tokens_full[ring.stage]);
       ring.next();
     }
   }
 }
 
-template <bool kFp8, bool kGateUp, int kWidth>
-__global__ void __launch_bounds__(Shape<kFp8, kWidth>::kThreads, 1) product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ Product p) {
-  using S = Shape<kFp8, kWidth>;
-  const Shared<kFp8, kWidth> shared(ptx::dynamic_shared());
+template <bool kFp8, bool kGateUp, int kSet>
+__global__ void __launch_bounds__(Shape<kFp8, kSet>::kThreads, 1) product_kernel(const __grid_constant__ Maps<kSet> maps, const __grid_constant__ Product p) {
+  using S = Shape<kFp8, kSet>;
+  const Shared<kFp8, kSet> shared(ptx::dynamic_shared());
   if (p.first) ptx::dependency_wait();
   ptx::launch_dependents();
   const uint32_t total = *p.tile_count * p.rounds;
@@ -321,8 +374,8 @@ __global__ void __launch_bounds__(Shape<kFp8, kWidth>::kThreads, 1) product_kern
   const int warp = threadIdx.x / 32;
   if (warp >= S::kWarps) {
     ptx::give_registers<S::kProducerRegisters>();
-    if (warp == S::kWarps) produce_weights<kFp8, kWidth>(p, shared, total);
-    else if (threadIdx.x == 32 * (S::kWarps + 1)) produce_tokens<kFp8, kWidth>(p, map, shared, total);
+    if (warp == S::kWarps) produce_weights<kFp8, kSet>(p, shared, total);
+    else if (threadIdx.x == 32 * (S::kWarps + 1)) produce_tokens<kFp8, kSet>(p, maps, shared, total);
   } else {
     ptx::take_registers<S::kConsumerRegisters>();
     Ring<S::kWeightStages> weights;
@@ -339,48 +392,43 @@ __global__ void __launch_bounds__(Shape<kFp8, kWidth>::kThreads, 1) product_kern
       const uint32_t following = i + gridDim.x < total ? i + gridDim.x : i;
       const TokenTile next = p.tile_of(following);
       const Maxima next_maxima = maxima_of(next, strip_of(following));
-      const uint32_t strip = strip_of(i);
       const bool valid = i % p.rounds * S::kWarps + warp < p.strips;
-      multiply_tile<kFp8, kGateUp, kWidth>(p, tile, strip, valid, maxima, shared, weights, tokens);
+      if (__any_sync(~0u, warp >= 4 * groups_with_rows<S>(p, i))) pass_tile(p, shared, weights, tokens);
+      else multiply_tile<kFp8, kGateUp, kSet>(std::make_integer_sequence<int, widths_of(kSet)>(), p, tile, strip_of(i), valid, maxima, shared, weights, tokens);
       tile = next, maxima = next_maxima;
     }
   }
 }
 
-template <bool kFp8, bool kGateUp, int kClass>
-int launch_width(const Product& product, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, bool first, cudaStream_t stream) {
-  constexpr int kWidth = width_of(kClass);
-  using S = Shape<kFp8, kWidth>;
-  CUtensorMap map;
-  if (!ptx::make_tensor_map(&map, kFp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, S::kElement, tokens, rows, k, kWidth, kFp8 ? kK : 2 * kK))
-    return GOSSAMER_BAD_SHAPE;
+template <bool kFp8, bool kGateUp, int kSet>
+int launch_set(const Product& product, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, bool first, cudaStream_t stream) {
+  using S = Shape<kFp8, kSet>;
+  Maps<kSet> maps;
+  for (uint32_t n = 0; n < widths_of(kSet); ++n)
+    if (!ptx::make_tensor_map(&maps.of[n], kFp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, S::kElement, tokens, rows, k,
+                              narrowest_of(kSet) + n * step_of(kSet), kFp8 ? kK : 2 * kK))
+      return GOSSAMER_BAD_SHAPE;
   Product p = product;
-  p.tiles = plan.tiles + kClass * plan.tiles_per_class;
-  p.tile_count = plan.tile_counts + kClass;
+  p.tiles = plan.tiles + kSet * plan.tiles_per_set;
+  p.tile_count = plan.tile_counts + kSet;
   p.rounds = (p.strips + S::kWarps - 1) / S::kWarps;
   p.first = first;
-  return launch(product_kernel<kFp8, kGateUp, kWidth>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, kGateUp || !first, map, p);
+  return launch(product_kernel<kFp8, kGateUp, kSet>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, kGateUp || !first, maps, p);
 }
 
-// All widths of the plan, from the likeliest on. `mean`: tokens of an expert.
-template <bool kFp8, bool kGateUp, int... kClass>
-int launch_widths(std::integer_sequence<int, kClass...>, const Product& p, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, uint32_t mean, cudaStream_t stream) {
-  constexpr decltype(&launch_width<kFp8, kGateUp, 0>) kLaunches[] = {launch_width<kFp8, kGateUp, kClass>...};
-  const uint32_t tiles = (mean + plan.most - 1) / plan.most, likely = (mean + tiles - 1) / tiles + 8;  // half of all experts get more than the mean
-  const auto distance = [&](uint32_t c) { return width_of(c) > likely ? width_of(c) - likely : likely - width_of(c); };
-  bool first = true;
-  for (uint32_t left = plan.classes; left;) {
-    uint32_t next = kClasses;
-    for (uint32_t c = 0; c < sizeof...(kClass); ++c)
-      if ((left >> c & 1) && (next == kClasses || distance(c) < distance(next))) next = c;
-    if (const int status = kLaunches[next](p, plan, tokens, rows, k, first, stream)) return status;
-    first = false;
-    left &= ~(1u << next);
-  }
+// All sets that the plan may have, from the likeliest on. `mean`: tokens of an expert.
+template <bool kFp8, bool kGateUp, int... kSet>
+int launch_sets(std::integer_sequence<int, kSet...>, const Product& p, const Plan& plan, const void* tokens, uint64_t rows, uint32_t k, uint32_t mean, cudaStream_t stream) {
+  constexpr decltype(&launch_set<kFp8, kGateUp, 0>) kLaunches[] = {launch_set<kFp8, kGateUp, kSet>...};
+  const uint32_t tiles = (mean + plan.most - 1) / plan.most, likeliest = set_of(width_for((mean + tiles - 1) / tiles)), count = set_of(plan.most) + 1;
+  if (const int status = kLaunches[likeliest](p, plan, tokens, rows, k, true, stream)) return status;
+  for (uint32_t set = count; set--;)
+    if (set != likeliest)
+      if (const int status = kLaunches[set](p, plan, tokens, rows, k, false, stream)) return status;
   return GOSSAMER_OK;
 }
 template <bool kFp8>
-using Classes = std::make_integer_sequence<int, static_cast<int>(classes_of(kFp8))>;
+using Sets = std::make_integer_sequence<int, static_cast<int>(sets_of(kFp8))>;
 
 template <bool kFp8, bool kGateUp>
 int product(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Plan& plan, cudaStream_t stream) {
@@ -398,12 +446,12 @@ int product(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Pl
   p.out_columns = kGateUp ? d.intermediate : d.hidden;
   p.limit = d.limit;
   p.alpha = d.alpha;
-  return launch_widths<kFp8, kGateUp>(Classes<kFp8>{}, p, plan, kGateUp ? plan.x : plan.inner, static_cast<uint64_t>(a.tokens) * d.top_k, k, mean_of(d, a.tokens), stream);
+  return launch_sets<kFp8, kGateUp>(Sets<kFp8>{}, p, plan, kGateUp ? plan.x : plan.inner, static_cast<uint64_t>(a.tokens) * d.top_k, k, mean_of(d, a.tokens), stream);
 }
 
-template <bool kFp8, bool kGateUp, int... kClass>
-bool allow(std::integer_sequence<int, kClass...>) {
-  return (allow_shared(product_kernel<kFp8, kGateUp, width_of(kClass)>, Shape<kFp8, width_of(kClass)>::kSharedBytes) && ...);
+template <bool kFp8, bool kGateUp, int... kSet>
+bool allow(std::integer_sequence<int, kSet...>) {
+  return (allow_shared(product_kernel<kFp8, kGateUp, kSet>, Shape<kFp8, kSet>::kSharedBytes) && ...);
 }
 
 }  // namespace

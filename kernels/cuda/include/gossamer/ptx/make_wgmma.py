@@ -74,4 +74,4 @@ struct Wgmma<{n}> {{
 '''
 
 Path(__file__).with_name("wgmma.cuh").write_text(
-    HEAD + "".join(variant(n) for n in sorted({8, 24, *range(16, 257, 16)})) + "\n}  // namespace gossamer::ptx\n")
+    HEAD + "".join(variant(n) for n in sorted({*range(8, 193, 8), *range(208, 257, 16)})) + "\n}  // namespace gossamer::ptx\n")
