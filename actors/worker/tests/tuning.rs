@@ -3,9 +3,12 @@
 mod common;
 
 use common::{Driver, Request, fixture, open, options};
-use gossamer_backend_api::DType;
+use gossamer_backend_api::{DType, Exported, KernelBackend, OpDesc};
+use gossamer_fallback::Fallback;
+use gossamer_kernels::Backends;
 use gossamer_kernels::tuner::{CacheKey, KernelCache, SCHEMA};
-use gossamer_worker::TuneLimits;
+use gossamer_worker::{Model, TuneLimits, pool};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn cache() -> KernelCache {
@@ -47,6 +50,30 @@ fn every_operation_is_measured_once_per_token_count_and_results_stay() {
     let plain = Driver::new(open(&fixture("golden-a"), &options(DType::F32, 40), 2)).run(&request, 40, 40);
     assert_eq!(tuned[0].tokens, plain[0].tokens);
     assert_eq!(tuned[0].logits, plain[0].logits);
+}
+
+#[test]
+fn what_a_launch_never_reaches_is_no_choice() {
+    let host = pool::start(1, false).unwrap();
+    let twice = || Arc::new(Fallback::open(*host).unwrap()) as Arc<dyn KernelBackend>;
+    let backends = Backends::new(vec![twice(), twice()], None, None).unwrap();
+    // At most eight sequences in steps of at most 40 tokens.
+    let options = options(DType::F32, 40);
+    let model = Model::open(&fixture("golden-a"), &options, backends.clone()).unwrap();
+    let program = model.program();
+    let (mut of_sequences, mut of_tokens) = (0, 0);
+    for open in program.open_choices(&backends).unwrap() {
+        let count = program.buckets()[open.bucket];
+        let single = matches!(open.desc, OpDesc::Attention(desc) if desc.single == 1);
+        if single || program.graph.nodes[open.node].op.runs_on_samples() {
+            assert!(count <= 8 && open.tokens == count, "{count}: {open:?}");
+            of_sequences = of_sequences.max(count);
+        } else {
+            assert_eq!(open.tokens, count.min(40), "{open:?}");
+            of_tokens = of_tokens.max(count);
+        }
+    }
+    assert_eq!((of_sequences, of_tokens), (8, 64));
 }
 
 #[test]

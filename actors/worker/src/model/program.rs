@@ -245,16 +245,20 @@ impl Program {
         self.buckets.partition_point(|other| *other < bucket).min(self.buckets.len() - 1)
     }
 
-    /// Everything that more than one tactic can do, one entry per distinct operation and token count.
+    /// Everything that more than one tactic can do, one entry per distinct operation and token count that its launches reach: fewer
+    /// rows are drawn than run.
     pub fn open_choices(&self, backends: &Backends) -> Result<Vec<Open>, SelectError> {
         let mut open = Vec::new();
         for (at, settled) in self.settled.iter().enumerate() {
             let does = |node: &usize| self.of_node[*node] == at || self.single_of_node[*node] == Some(at);
             let node = (0..self.of_node.len()).find(does).unwrap_or_default();
-            for (bucket, tokens) in self.buckets.iter().enumerate() {
+            let reached = tuner::bucket(settled.most);
+            for (bucket, tokens) in self.buckets.iter().enumerate().filter(|(_, tokens)| **tokens <= reached)
+            {
+                // The last count may lie beyond the largest launch.
                 let tokens = (*tokens).min(settled.most);
                 let candidates = self.candidates(backends, &settled.desc, tokens)?;
-                if candidates.len() > 1 && tokens == self.buckets[bucket].min(settled.most) {
+                if candidates.len() > 1 {
                     let operation = format!("{:?}", settled.desc);
                     let desc = settled.desc;
                     open.push(Open { node, settled: at, desc, bucket, tokens, operation, candidates });
