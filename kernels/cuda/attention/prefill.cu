@@ -5,17 +5,6 @@
 namespace gossamer::prefill {
 namespace {
 
-// Variants, bf16 and E4M3 cache. The first is the one used.
-template <bool kFp8>
-struct Variants {
-  using V0 = Config<3, 0, true, kFp8>;
-  using V1 = Config<3, 0, false, kFp8>;
-  using V2 = Config<3, 1, true, kFp8>;
-  using V3 = Config<3, 2, true, kFp8>;
-  using V4 = Config<2, 0, true, kFp8>;
-  using V5 = Config<2, 0, false, kFp8>;
-};
-
 template <class C>
 int start(const GossamerAttentionDesc& d, const GossamerAttentionArgs& a, void* workspace, cudaStream_t stream) {
   const uint32_t group = d.heads / d.kv_heads, positions = C::kRows / group;
@@ -32,30 +21,6 @@ int start(const GossamerAttentionDesc& d, const GossamerAttentionArgs& a, void* 
   return launch(kernel<C>, grid, C::kThreads, C::kSharedBytes, stream, false, queries, cache, p);
 }
 
-template <bool kFp8>
-int start_variant(const GossamerAttentionDesc& d, const GossamerAttentionArgs& a, int variant, void* workspace, cudaStream_t stream) {
-  using V = Variants<kFp8>;
-  switch (variant) {
-    case 0: return start<typename V::V0>(d, a, workspace, stream);
-    case 1: return start<typename V::V1>(d, a, workspace, stream);
-    case 2: return start<typename V::V2>(d, a, workspace, stream);
-    case 3: return start<typename V::V3>(d, a, workspace, stream);
-    case 4: return start<typename V::V4>(d, a, workspace, stream);
-    case 5: return start<typename V::V5>(d, a, workspace, stream);
-    default: return GOSSAMER_BAD_TACTIC;
-  }
-}
-
-template <class... C>
-bool allow() {
-  return (allow_shared(kernel<C>, C::kSharedBytes) && ...);
-}
-template <bool kFp8>
-bool prepare() {
-  using V = Variants<kFp8>;
-  return allow<typename V::V0, typename V::V1, typename V::V2, typename V::V3, typename V::V4, typename V::V5>();
-}
-
 }  // namespace
 }  // namespace gossamer::prefill
 
@@ -68,7 +33,8 @@ extern "C" int gossamer_prefill_attention_variant(const GossamerAttentionDesc* d
     return GOSSAMER_BAD_SHAPE;
   if (!a->sequences || !a->tokens) return GOSSAMER_OK;
   if (!gossamer::multiprocessors()) return GOSSAMER_NOT_PREPARED;
-  return d->kv == GOSSAMER_F8E4M3 ? start_variant<true>(*d, *a, variant, workspace, stream) : start_variant<false>(*d, *a, variant, workspace, stream);
+  if (variant) return GOSSAMER_BAD_TACTIC;
+  return d->kv == GOSSAMER_F8E4M3 ? start<Config<true>>(*d, *a, workspace, stream) : start<Config<false>>(*d, *a, workspace, stream);
 }
 
 extern "C" int gossamer_prefill_attention(const GossamerAttentionDesc* d, const GossamerAttentionArgs* a, void* workspace, size_t workspace_bytes,
@@ -77,6 +43,7 @@ extern "C" int gossamer_prefill_attention(const GossamerAttentionDesc* d, const 
 }
 
 extern "C" int gossamer_prefill_attention_prepare(void) {
+  using namespace gossamer;
   using namespace gossamer::prefill;
-  return prepare<false>() && prepare<true>() ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
+  return allow_shared(kernel<Config<false>>, Config<false>::kSharedBytes) && allow_shared(kernel<Config<true>>, Config<true>::kSharedBytes) ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
 }

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
     produce<C>(p, &queries, &cache, s);
   } else {
     ptx::take_registers<C::kConsumerRegisters>();
-    consume<C>(p, s);
+    Consumer<C>(p, s).run();
   }
 }
 

@@ -13,11 +13,12 @@ namespace gossamer::prefill {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kHeadDim = 64, kBlockTokens = 64, kColumns = 128, kTileBytes = kColumns * 128;
+constexpr int kHeadDim = 64, kBlockTokens = 64, kTileBytes = kBlockTokens * kHeadDim * 2;  // keys or values of a block
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kNone = -1e30f;    // below every score; finite, so that differences stay defined
-constexpr float kSlack = 8.f;      // the maximum is moved only when a row exceeds it by this power of two
-enum Barrier { kOwn = 1, kTurn = 4, kProducers = 7 };  // named barriers; kOwn and kTurn: one per consumer warpgroup
+constexpr float kNone = -1e30f;  // below every score; finite, so that differences stay defined
+constexpr float kSlack = 8.f;    // where the reference is moved, a row keeps its own unless it exceeds it by this power of two
+constexpr float kLimit = 1099511627776.f;  // 2^40: sum of probabilities of a step from which on the reference is moved
+enum Barrier { kOwn = 1, kProducers = 4 };  // named barriers; kOwn: one per consumer warpgroup
 
 // What the producer tells the consumers about a tile.
 struct Work {
@@ -30,16 +31,16 @@ struct Work {
   int sequence;
 };
 
-// kPoly of 8 exponentials are polynomials, which takes load off the special-function unit.
-template <int kGroupsV, int kPolyV, bool kTurnsV, bool kFp8V>
+template <bool kFp8V>
 struct Config {
-  static constexpr int kGroups = kGroupsV, kPoly = kPolyV;
-  static constexpr bool kTurns = kTurnsV, kFp8 = kFp8V;
-  static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kStages = 4, kQueryBytes = kRows * 128;
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
-  static constexpr int kCodeStages = kFp8 ? 4 : 0, kCodeBytes = kTileBytes / 2;  // E4M3 tiles on their way
+  static constexpr bool kFp8 = kFp8V;
+  static constexpr int kGroups = 3, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kStages = 8, kQueryBytes = kRows * 128;
+  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
+  static constexpr int kStageBytes = 2 * kTileBytes;                                      // keys, values
+  static constexpr int kCodeStages = kFp8 ? 4 : 0, kCodeBytes = kStageBytes / 2;  // E4M3 blocks on their way
   static constexpr int kSharedBytes =
-      1024 + 2 * kQueryBytes + 2 * kStages * kTileBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 2 * 64 + (4 * kStages + 4) * 8 + 64;
+      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 4 * 32 + (2 * kStages + 4) * 8 + 64;
+  static_assert((kStages & (kStages - 1)) == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes);
   static_assert(sizeof(Work) == 32 && kThreads / 32 <= 16);  // `work` is scratch before the first tile
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
@@ -60,45 +61,35 @@ __device__ __forceinline__ const T* at(uint64_t address) {
   return reinterpret_cast<const T*>(address);
 }
 
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
-};
-
 template <class C>
 struct Shared {
-  uint8_t *queries, *keys, *values, *codes;
+  uint8_t *queries, *blocks, *codes;
   uint32_t* starts;  // [sequences + 1] tiles of one KV head before each sequence
-  Work* work;        // [2]
-  uint64_t *query_full, *query_empty, *key_full, *key_empty, *value_full, *value_empty;
+  Work* work;        // [4]: a tile's stays until its result is stored
+  uint64_t *query_full, *query_empty, *full, *empty;
 
   __device__ explicit Shared(uint8_t* raw) {
     queries = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~static_cast<uintptr_t>(1023));
-    keys = queries + 2 * C::kQueryBytes;
-    values = keys + C::kStages * kTileBytes;
-    codes = values + C::kStages * kTileBytes;
+    blocks = queries + 2 * C::kQueryBytes;
+    codes = blocks + C::kStages * C::kStageBytes;
     work = reinterpret_cast<Work*>(codes + C::kCodeStages * C::kCodeBytes);
-    query_full = reinterpret_cast<uint64_t*>(work + 2);
+    query_full = reinterpret_cast<uint64_t*>(work + 4);
     query_empty = query_full + 2;
-    key_full = query_empty + 2;
-    key_empty = key_full + C::kStages;
-    value_full = key_empty + C::kStages;
-    value_empty = value_full + C::kStages;
-    starts = reinterpret_cast<uint32_t*>(value_empty + C::kStages);
+    full = query_empty + 2;
+    empty = full + C::kStages;
+    starts = reinterpret_cast<uint32_t*>(empty + C::kStages);
   }
   __device__ void init() const {
     for (int i = 0; i < 2; ++i) ptx::barrier_init(&query_full[i], 1), ptx::barrier_init(&query_empty[i], 4 * C::kGroups);
-    for (int i = 0; i < C::kStages; ++i) {
-      ptx::barrier_init(&key_full[i], C::kFp8 ? 4 : 1), ptx::barrier_init(&value_full[i], C::kFp8 ? 4 : 1);
-      ptx::barrier_init(&key_empty[i], 4 * C::kGroups), ptx::barrier_init(&value_empty[i], 4 * C::kGroups);
-    }
+    for (int i = 0; i < C::kStages; ++i) ptx::barrier_init(&full[i], C::kFp8 ? 4 : 1), ptx::barrier_init(&empty[i], 4 * C::kGroups);
     ptx::barrier_init_fence();
   }
 };
+// Item `number` of all that ever went through a ring of kStages is in slot `number % kStages`; this is the parity to wait for.
+template <int kStages>
+__device__ __forceinline__ uint32_t parity(uint32_t number) {
+  return number / kStages & 1;
+}
 
 // Fills `starts`, by the whole block.
 __device__ __forceinline__ void count_tiles(const Params& p, uint32_t* starts, uint32_t* scratch) {
@@ -146,6 +137,6 @@ __device__ __forceinline__ Work find(const Params& p, const uint32_t* starts, ui
   return w;
 }
 
-__device__ __forceinline__ int steps_of(const Work& w) { return (w.last_block - w.first_block + 2) / 2; }
+__device__ __forceinline__ int blocks_of(const Work& w) { return w.last_block - w.first_block + 1; }
 
 }  // namespace gossamer::prefill

@@ -22,7 +22,7 @@ int gossamer_prefill_attention(const GossamerAttentionDesc*, const GossamerAtten
 int gossamer_prefill_attention_prepare(void);
 
 // The same with a variant of the kernel, for tuning.
-enum { GOSSAMER_PREFILL_VARIANTS = 6 };
+enum { GOSSAMER_PREFILL_VARIANTS = 1 };
 int gossamer_prefill_attention_variant(const GossamerAttentionDesc*, const GossamerAttentionArgs*, int variant, void* workspace, size_t workspace_bytes,
                                        cudaStream_t);
 

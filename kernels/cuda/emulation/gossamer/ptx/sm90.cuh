@@ -190,6 +190,12 @@ inline uint32_t transpose_matrix(uint32_t v) {
     return at(2 * t, g) | at(2 * t + 1, g) << 16;
   });
 }
+inline int uniform(int v) {
+  return warp_collective(static_cast<uint32_t>(v), [&](const uint32_t* all) {
+    if (std::any_of(all, all + 32, [&](uint32_t x) { return x != static_cast<uint32_t>(v); })) fail("lanes differ in a value that all share");
+    return v;
+  });
+}
 template <int>
 void give_registers() {}
 template <int>

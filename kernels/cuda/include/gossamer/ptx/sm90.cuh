@@ -190,6 +190,13 @@ __device__ __forceinline__ uint32_t choose_bits(uint32_t mask, uint32_t a, uint3
   return v;
 }
 
+// The value that all lanes of the warp have, in a way that lets the compiler know that they do.
+__device__ __forceinline__ int uniform(int v) {
+  int same;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(v));
+  return same;
+}
+
 // --- registers of a warpgroup's threads ----------------------------------------------------------------------------------
 template <int kCount>
 __device__ __forceinline__ void give_registers() {
