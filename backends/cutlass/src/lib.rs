@@ -21,9 +21,6 @@ use std::ffi::c_int;
 const PACKED: &str = "mxfp4-sm90-v2";
 /// The first tactic of each operation. Experts: bfloat16 activations; the next one, where allowed, E4M3.
 const BF16: u32 = 0;
-/// Variants of the attention kernel, by number: rows of a tile, whether warpgroups take turns, share of polynomials.
-const ATTENTION: [&str; 6] =
-    ["rows192-turns", "rows192", "rows192-turns-poly1", "rows192-turns-poly2", "rows128-turns", "rows128"];
 
 /// What stands in `kernels/cuda/blackwell` and is no tactic.
 const BLACKWELL: &str = "sm_100a: block-scaled products of MXFP4 weights and MXFP8 tokens: compiled, never run, not offered as a tactic";
@@ -247,7 +244,7 @@ impl KernelBackend for ManyTokens {
         let (names, layout) = match desc {
             OpDesc::Experts(desc) => experts(desc.allow_fp8),
             OpDesc::FusedMoe(desc) => experts(desc.experts.allow_fp8),
-            OpDesc::Attention(_) => (&ATTENTION[..], Layout::CHECKPOINT),
+            OpDesc::Attention(_) => (&["rows192"][..], Layout::CHECKPOINT),
             _ => (&["tiles"][..], Layout::CHECKPOINT),
         };
         let tactic = |(id, name): (u32, &&str)| Tactic {
@@ -316,7 +313,7 @@ impl KernelBackend for ManyTokens {
                 (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
                 (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => dense::launch(desc, args, launch),
                 (OpDesc::Attention(desc), OpArgs::Attention(args)) => {
-                    kernels::prefill_attention(desc, args, launch.tactic, space, stream).into_result("launch")
+                    kernels::prefill_attention(desc, args, space, stream).into_result("launch")
                 }
                 _ => Err(BackendError::failed("launch", "description and arguments are of two operations")),
             }

@@ -24,8 +24,8 @@ int start(const GossamerAttentionDesc& d, const GossamerAttentionArgs& a, void* 
 }  // namespace
 }  // namespace gossamer::prefill
 
-extern "C" int gossamer_prefill_attention_variant(const GossamerAttentionDesc* d, const GossamerAttentionArgs* a, int variant, void* workspace,
-                                                  size_t workspace_bytes, cudaStream_t stream) {
+extern "C" int gossamer_prefill_attention(const GossamerAttentionDesc* d, const GossamerAttentionArgs* a, void* workspace, size_t workspace_bytes,
+                                          cudaStream_t stream) {
   using namespace gossamer::prefill;
   if (d->head_dim != kHeadDim || d->block_size != kBlockTokens || !d->kv_heads || d->heads % d->kv_heads || d->heads / d->kv_heads > 128 ||
       d->activation != GOSSAMER_BF16 || (d->kv != GOSSAMER_BF16 && d->kv != GOSSAMER_F8E4M3) || !(d->scale > 0) || a->q % 16 || a->q_stride % 8 ||
@@ -33,13 +33,7 @@ extern "C" int gossamer_prefill_attention_variant(const GossamerAttentionDesc* d
     return GOSSAMER_BAD_SHAPE;
   if (!a->sequences || !a->tokens) return GOSSAMER_OK;
   if (!gossamer::multiprocessors()) return GOSSAMER_NOT_PREPARED;
-  if (variant) return GOSSAMER_BAD_TACTIC;
   return d->kv == GOSSAMER_F8E4M3 ? start<Config<true>>(*d, *a, workspace, stream) : start<Config<false>>(*d, *a, workspace, stream);
-}
-
-extern "C" int gossamer_prefill_attention(const GossamerAttentionDesc* d, const GossamerAttentionArgs* a, void* workspace, size_t workspace_bytes,
-                                          cudaStream_t stream) {
-  return gossamer_prefill_attention_variant(d, a, 0, workspace, workspace_bytes, stream);
 }
 
 extern "C" int gossamer_prefill_attention_prepare(void) {

@@ -22,6 +22,7 @@ struct Consumer {
   const Params& p;
   const Shared<C>& s;
   const int group, warp, g, t;
+  const uint64_t first_block;  // descriptor
   uint32_t number = 0;  // of the step, in all tiles: the ring's count of blocks
   uint32_t slot = 0;    // number of the tile
   int step = 0;         // in the tile
@@ -29,12 +30,16 @@ struct Consumer {
   Rows rows;
   float scale, ended[2];  // `ended`: sums of the tile before
   float scores[2][kBlockTokens / 2], out[kHeadDim / 2];
-  uint32_t query[kHeadDim / 16][4], probabilities[kBlockTokens / 16][4];
+  uint32_t query[kHeadDim / 16][4];  // the tile's queries, or
+  uint64_t query_rows;               // where they are: a descriptor
+  uint32_t probabilities[kBlockTokens / 16][4];
   bool accumulate = false;  // whether the output product that is due adds to `out`
 
   __device__ Consumer(const Params& params, const Shared<C>& shared)
-      : p(params), s(shared), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 % 4), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {}
+      : p(params), s(shared), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 % 4), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first_block(ptx::wgmma_descriptor(ptx::shared_address(shared.blocks))) {}
 
+  // Descriptor of the keys of block `n`.
+  __device__ __forceinline__ uint64_t descriptor_at(uint32_t n) const { return ptx::descriptor_plus(first_block, n % C::kStages * C::kStageBytes); }
   __device__ __forceinline__ uint8_t* block_at(uint32_t n) const { return s.blocks + n % C::kStages * C::kStageBytes; }
   // The warpgroup's rows of a tile's queries.
   __device__ __forceinline__ uint8_t* rows_at(uint32_t n) const { return s.queries + n % 2 * C::kQueryBytes + group * 64 * 128; }
@@ -48,14 +53,19 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 4; ++r) q[r] = ptx::load_shared_word(own + r % 2 * 1024 + ((2 * k + r / 2) ^ g) * 16);
   }
-  // Waits for a tile; false: there is none. Its queries go into registers.
+  // Waits for a tile; false: there is none. `query` or `query_rows` become its.
   __device__ __forceinline__ bool open(uint32_t of) {
     ptx::barrier_wait(&s.query_full[of % 2], parity<2>(of));
     if (ptx::uniform(s.work[of % 4].positions) == 0) return false;
+    if constexpr (C::kQueryRegisters) {
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) load_query(query[k], of, k);
+      for (int k = 0; k < kHeadDim / 16; ++k) load_query(query[k], of, k);
+    } else {
+      query_rows = ptx::wgmma_descriptor(ptx::uniform(ptx::shared_address(rows_at(of))));
+    }
     return true;
   }
+  __device__ __forceinline__ float key_scale() const { return __uint_as_float(ptx::load_shared_word(&s.work[slot % 4].key_scale)); }
   __device__ __forceinline__ void describe() {
     const Work& w = s.work[slot % 4];
     const int heads = p.group, window = p.d.window, last_position = w.position + w.positions - 1;
@@ -64,8 +74,7 @@ struct Consumer {
     const int last = tile.last_block * kBlockTokens + kBlockTokens - 1, reach = window ? max(0, high_row - window + 1) : 0;
     tile.top = ptx::uniform((last - low_row + kBlockTokens - 1) / kBlockTokens);
     tile.bottom = ptx::uniform(reach > last ? 0 : (last + 1 - reach) / kBlockTokens);
-    scale = p.d.scale * kLog2e;
-    if (C::kFp8 && p.a.kv_scales) scale *= at<float>(p.a.kv_scales)[w.kv_head];
+    scale = key_scale();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = group * 64 + warp * 16 + g + h * 8;
@@ -77,12 +86,15 @@ struct Consumer {
 
   // Products; in flight until the next wgmma_wait.
   __device__ __forceinline__ void start_scores(float (&d)[kBlockTokens / 2], uint32_t n) {
-    const uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(block_at(n)));
+    const uint64_t b = descriptor_at(n);
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) ptx::Wgmma<kBlockTokens>::bf16(d, query[k], ptx::descriptor_plus(b, 32 * k), k != 0);
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      if constexpr (C::kQueryRegisters) ptx::Wgmma<kBlockTokens>::bf16(d, query[k], ptx::descriptor_plus(b, 32 * k), k != 0);
+      else ptx::Wgmma<kBlockTokens>::bf16_shared(d, ptx::descriptor_plus(query_rows, 32 * k), ptx::descriptor_plus(b, 32 * k), k != 0);
+    }
   }
-  __device__ __forceinline__ void start_output(uint32_t n) {
-    const uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(block_at(n) + kTileBytes));
+  __device__ __forceinline__ void start_output(uint32_t n, bool accumulate) {
+    const uint64_t b = ptx::descriptor_plus(descriptor_at(n), kTileBytes);
 #pragma unroll
     for (int k = 0; k < kBlockTokens / 16; ++k) ptx::Wgmma<kHeadDim>::bf16_transposed(out, probabilities[k], ptx::descriptor_plus(b, 2048 * k), k != 0 || accumulate);
   }
@@ -104,9 +116,9 @@ struct Consumer {
   __device__ __forceinline__ float2 exponentials(float (&d)[kBlockTokens / 2]) const {
     float sum[2] = {};
 #pragma unroll
-    for (int i = 0; i < kBlockTokens / 4; ++i)
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int i = 0; i < kBlockTokens / 4; ++i) {
         float& v = d[i / 2 * 4 + h * 2 + i % 2];
         v = ptx::exp2_flushed(fmaf(v, scale, -rows.reference[h]));
         sum[h] += v;
@@ -128,8 +140,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kBlockTokens / 2; ++i) d[i] = c[i / 4][i % 4];
   }
-  // Moves the references to the scores' maxima where these are far above. `factor`: what earlier sums and outputs are to be multiplied by.
-  __device__ __forceinline__ void move_references(const float (&d)[kBlockTokens / 2], float (&factor)[2]) {
+  // Moves the references to the scores' maxima where these are far above, and with them sums and, of later steps than a tile's
+  // first, outputs.
+  __device__ __forceinline__ void move_references(const float (&d)[kBlockTokens / 2], bool scale_out) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = d[h * 2];
@@ -139,29 +152,13 @@ struct Consumer {
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale;
       const float before = rows.reference[h];
       if (top > before + kSlack) rows.reference[h] = top;
-      factor[h] = ptx::exp2_flushed(before - rows.reference[h]);
-      rows.sum[h] *= factor[h];
-    }
-  }
-  // NOTES: no maximum is sought while the sums stay small: a reference that is too low costs no precision, since float and bf16
-  // have exponents to spare. Where a sum passes kLimit (or is infinite), the step is done again under a new reference.
-  // Returns whether references were moved.
-  __device__ __forceinline__ bool softmax(float (&d)[kBlockTokens / 2], float (&factor)[2]) {
-    const bool masked = step < tile.top || step >= tile.bottom, unset = step == 0 && !p.d.sinks;
-    if (masked) mask(d);
-    float2 sums = make_float2(INFINITY, INFINITY);
-    if (!unset) sums = exponentials(d);
-    const bool move = __any_sync(~0u, fmaxf(sums.x, sums.y) > kLimit);
-    if (move) {
-      if (!unset) {
-        scores_again(d);
-        if (masked) mask(d);
+      const float factor = ptx::exp2_flushed(before - rows.reference[h]);
+      rows.sum[h] *= factor;
+      if (scale_out) {
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 8; ++j) out[j * 4 + h * 2] *= factor, out[j * 4 + h * 2 + 1] *= factor;
       }
-      move_references(d, factor);
-      sums = exponentials(d);
     }
-    rows.sum[0] += sums.x, rows.sum[1] += sums.y;
-    return move;
   }
   __device__ __forceinline__ void pack_probabilities(const float (&d)[kBlockTokens / 2]) {
 #pragma unroll
@@ -182,14 +179,12 @@ struct Consumer {
   __device__ __forceinline__ void store(uint32_t of) {
     const Work& w = s.work[of % 4];
     const int heads = p.group;
-    float value_scale = 1.f;
-    if (C::kFp8 && p.a.kv_scales) value_scale = at<float>(p.a.kv_scales)[p.d.kv_heads + w.kv_head];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = ended[h];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float inverse = __fdividef(value_scale, sum);
+      const float inverse = __fdividef(w.value_scale, sum);
       const int row = group * 64 + warp * 16 + g + h * 8, at_query = row / heads;
       bf16* line = reinterpret_cast<bf16*>(p.a.out) + (static_cast<size_t>(w.first_query + at_query) * p.d.heads + w.kv_head * heads + row % heads) * kHeadDim;
 #pragma unroll
@@ -211,6 +206,32 @@ struct Consumer {
     (upper ? a : b) = got;
   }
 
+  // Scores -> probabilities of the step, while products run; then these have ended.
+  // NOTES: no maximum is sought while the sums stay small: a reference that is too low costs no precision, since float and bf16
+  // have exponents to spare. Where a sum passes kLimit (or is infinite), the step is done again under a new reference.
+  // NOTES: the assembler moves a wait up over any arithmetic, and the softmax would wait for the products that it is to overlap.
+  // It does not move it over the branch, which needs the last exponential.
+  template <bool kPlain>
+  __device__ __forceinline__ void softmax(float (&d)[kBlockTokens / 2]) {
+    const bool masked = !kPlain && (step < tile.top || step >= tile.bottom), unset = !kPlain && step == 0 && !p.d.sinks;
+    if (masked) mask(d);
+    float2 sums = make_float2(INFINITY, INFINITY);
+    if (!unset) sums = exponentials(d);
+    const bool move = __any_sync(~0u, fmaxf(sums.x, sums.y) > kLimit);
+    if (__builtin_expect(!move, 1)) {
+      ptx::wgmma_wait<0>();
+    } else {
+      ptx::wgmma_wait<0>();
+      if (!unset) {
+        scores_again(d);
+        if (masked) mask(d);
+      }
+      move_references(d, kPlain || step != 0);
+      sums = exponentials(d);
+    }
+    pack_probabilities(d);
+    rows.sum[0] += sums.x, rows.sum[1] += sums.y;
+  }
   // Invariant: the step's scores are in `d`, and probabilities of the step before wait for their product.
   // Returns whether this was the last step of all.
   __device__ __forceinline__ bool do_step(float (&d)[kBlockTokens / 2], float (&next)[kBlockTokens / 2]) {
@@ -219,21 +240,15 @@ struct Consumer {
     const uint32_t n = end ? number : number + 1;  // at the end: any keys, for nothing
     ptx::barrier_wait(&s.full[n % C::kStages], parity<C::kStages>(n));
     ptx::wgmma_fence();
-    start_output(number - 1);
+    start_output(number - 1, accumulate);
     start_scores(next, n);
     ptx::wgmma_commit();
-    float factor[2];
-    const bool moved = softmax(d, factor);
-    ptx::wgmma_wait<0>();
+    softmax<false>(d);
     if (step == 0) {
       if (slot) store(slot - 1);
       zero_values();
-    } else if (moved) {
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
     }
     if (number) release(&s.empty[(number - 1) % C::kStages]);
-    pack_probabilities(d);
     accumulate = step != 0;
     ++number, ++step;
     if (last) {
@@ -244,6 +259,36 @@ struct Consumer {
     }
     return end;
   }
+  // The same for a step in the middle of a tile that no mask touches: nearly all. Its next block is there; it waits for the one after.
+  // NOTES: this wait stands between the start of the products and the softmax, because the assembler would mix the two, and start
+  // the last product when the softmax is done. That it has to stay there the assembler learns from the scale, which is read again.
+  // The question is asked before, so that the answer costs no time.
+  __device__ __forceinline__ void do_plain_step(float (&d)[kBlockTokens / 2], float (&next)[kBlockTokens / 2]) {
+    uint64_t* after = &s.full[(number + 2) % C::kStages];
+    const bool there = ptx::barrier_poll(after, parity<C::kStages>(number + 2));
+    ptx::wgmma_fence();
+    start_output(number - 1, true);
+    start_scores(next, number + 1);
+    ptx::wgmma_commit();
+    if (!there) {
+      ptx::barrier_wait(after, parity<C::kStages>(number + 2));
+      scale = key_scale();
+    }
+    softmax<true>(d);
+    release(&s.empty[(number - 1) % C::kStages]);
+    ++number;
+  }
+  __device__ __forceinline__ void do_plain_steps() {
+    if (step < max(tile.top, 2)) return;
+    const int pairs = (min(tile.bottom, tile.blocks - 2) - step) / 2;
+    if (pairs > 0) ptx::barrier_wait(&s.full[(number + 1) % C::kStages], parity<C::kStages>(number + 1));
+#pragma unroll 1
+    for (int i = 0; i < pairs; ++i) {
+      do_plain_step(scores[0], scores[1]);
+      do_plain_step(scores[1], scores[0]);
+      step += 2;
+    }
+  }
   __device__ __forceinline__ void run() {
     if (!open(0)) return;
     describe();
@@ -252,10 +297,11 @@ struct Consumer {
     start_scores(scores[0], 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    while (!do_step(scores[0], scores[1]) && !do_step(scores[1], scores[0])) {
-    }
+    do {
+      do_plain_steps();
+    } while (!do_step(scores[0], scores[1]) && !do_step(scores[1], scores[0]));
     ptx::wgmma_fence();
-    start_output(number - 1);
+    start_output(number - 1, accumulate);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     store(slot - 1);

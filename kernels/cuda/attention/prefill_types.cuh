@@ -29,20 +29,22 @@ struct Work {
   int first_block, last_block;  // logical
   int kv_len;
   int sequence;
+  float key_scale, value_scale;  // of scores, in powers of two; of results
 };
 
 template <bool kFp8V>
 struct Config {
   static constexpr bool kFp8 = kFp8V;
+  static constexpr bool kQueryRegisters = kFp8;  // else products read queries from shared memory, which the E4M3 form has less time for
   static constexpr int kGroups = 3, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kStages = 8, kQueryBytes = kRows * 128;
   static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
   static constexpr int kStageBytes = 2 * kTileBytes;                                      // keys, values
   static constexpr int kCodeStages = kFp8 ? 4 : 0, kCodeBytes = kStageBytes / 2;  // E4M3 blocks on their way
   static constexpr int kSharedBytes =
-      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 4 * 32 + (2 * kStages + 4) * 8 + 64;
+      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 4 * sizeof(Work) + (2 * kStages + 4) * 8 + 64;
   static_assert((kStages & (kStages - 1)) == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes);
-  static_assert(sizeof(Work) == 32 && kThreads / 32 <= 16);  // `work` is scratch before the first tile
+  static_assert(kThreads / 32 * sizeof(uint32_t) <= 4 * sizeof(Work) && sizeof(Work) % 8 == 0);  // `work` is scratch before the first tile
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= (kGroups + 1) * kLaunchRegisters, "setmaxnreg may not ask for more than the block has");
   static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0);
@@ -132,6 +134,9 @@ __device__ __forceinline__ Work find(const Params& p, const uint32_t* starts, ui
   w.positions = min(p.positions, queries - tile * p.positions);
   w.position = w.kv_len - static_cast<int>(queries) + static_cast<int>(tile * p.positions);
   w.kv_head = index % p.d.kv_heads;
+  const float* scales = p.d.kv == GOSSAMER_F8E4M3 ? at<float>(p.a.kv_scales) : nullptr;
+  w.key_scale = p.d.scale * kLog2e * (scales ? scales[w.kv_head] : 1.f);
+  w.value_scale = scales ? scales[p.d.kv_heads + w.kv_head] : 1.f;
   w.last_block = (w.position + w.positions - 1) / kBlockTokens;
   w.first_block = p.d.window ? max(0, w.position - static_cast<int>(p.d.window) + 1) / kBlockTokens : 0;
   return w;

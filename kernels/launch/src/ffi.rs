@@ -136,10 +136,9 @@ launchers! {
     fn gossamer_grouped_workspace(desc: *const ExpertsDesc, tokens: u32, tactic: c_int) -> usize = 0;
     fn gossamer_grouped_prepare() -> c_int = NOT_BUILT;
     fn gossamer_prefill_attention_prepare() -> c_int = NOT_BUILT;
-    fn gossamer_prefill_attention_variant(
+    fn gossamer_prefill_attention(
         desc: *const AttentionDesc,
         args: *const AttentionArgs,
-        variant: c_int,
         workspace: *mut c_void,
         workspace_bytes: usize,
         stream: u64,

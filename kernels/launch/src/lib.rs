@@ -256,21 +256,12 @@ pub fn prepare_prefill() -> Status {
 pub unsafe fn prefill_attention(
     desc: &AttentionDesc,
     args: &AttentionArgs,
-    variant: u32,
     (workspace, bytes): (u64, u64),
     stream: u64,
 ) -> Status {
     // SAFETY: handed on.
     Status::of(unsafe {
-        let workspace = workspace as *mut c_void;
-        ffi::gossamer_prefill_attention_variant(
-            desc,
-            args,
-            variant as c_int,
-            workspace,
-            bytes as usize,
-            stream,
-        )
+        ffi::gossamer_prefill_attention(desc, args, workspace as *mut c_void, bytes as usize, stream)
     })
 }
 

@@ -21,11 +21,6 @@ int gossamer_prefill_attention(const GossamerAttentionDesc*, const GossamerAtten
 // Sets shared-memory limits; not during capture. After gossamer_prepare.
 int gossamer_prefill_attention_prepare(void);
 
-// The same with a variant of the kernel, for tuning.
-enum { GOSSAMER_PREFILL_VARIANTS = 1 };
-int gossamer_prefill_attention_variant(const GossamerAttentionDesc*, const GossamerAttentionArgs*, int variant, void* workspace, size_t workspace_bytes,
-                                       cudaStream_t);
-
 #ifdef __cplusplus
 }
 #endif

@@ -40,8 +40,9 @@ inline void barrier_arrive_if(uint64_t* p, bool condition) {
   if (condition) barrier_arrive(p);
 }
 inline void barrier_expect(uint64_t* p, uint32_t bytes) { barrier(p).bytes += static_cast<int32_t>(bytes), barrier_arrive(p); }
+inline bool barrier_poll(uint64_t* p, uint32_t parity) { return (barrier(p).phase & 1) != parity; }
 inline void barrier_wait(uint64_t* p, uint32_t parity) {
-  wait_until([&] { return (barrier(p).phase & 1) != parity; });
+  wait_until([&] { return barrier_poll(p, parity); });
 }
 inline void proxy_fence() {}
 inline void named_sync(int id, int threads) { named_barrier(id, threads, true); }
