@@ -5,6 +5,8 @@
 namespace gossamer::prefill {
 
 // What a warpgroup knows of its tile; the same in all its threads.
+// NOTES: what steers the steps goes through ptx::uniform: else the assembler takes each product's descriptor from vector registers,
+// two more instructions a product, and spills.
 struct Tile {
   int blocks, last_block, kv_len;
   int top, bottom;  // steps below `top` reach past a row's position, those from `bottom` on below a row's window
@@ -23,20 +25,24 @@ struct Consumer {
   const Shared<C>& s;
   const int group, warp, g, t;
   const uint64_t first_block;  // descriptor
-  uint32_t number = 0;  // of the step, in all tiles: the ring's count of blocks
-  uint32_t slot = 0;    // number of the tile
-  int step = 0;         // in the tile
+  uint32_t number = 0;         // of the step, in all tiles: the ring's count of blocks
+  uint32_t slot = 0;           // number of the tile
+  int step = 0;                // in the tile
   Tile tile;
   Rows rows;
   float scale, ended[2];  // `ended`: sums of the tile before
   float scores[2][kBlockTokens / 2], out[kHeadDim / 2];
-  uint32_t query[kHeadDim / 16][4];  // the tile's queries, or
-  uint64_t query_rows;               // where they are: a descriptor
-  uint32_t probabilities[kBlockTokens / 16][4];
+  uint32_t query[kHeadDim / 16][4], probabilities[kBlockTokens / 16][4];
   bool accumulate = false;  // whether the output product that is due adds to `out`
 
   __device__ Consumer(const Params& params, const Shared<C>& shared)
-      : p(params), s(shared), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 % 4), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first_block(ptx::wgmma_descriptor(ptx::shared_address(shared.blocks))) {}
+      : p(params),
+        s(shared),
+        group(threadIdx.x / 128 - 1),
+        warp(threadIdx.x / 32 % 4),
+        g(threadIdx.x % 32 / 4),
+        t(threadIdx.x % 4),
+        first_block(ptx::wgmma_descriptor(ptx::shared_address(shared.blocks))) {}
 
   // Descriptor of the keys of block `n`.
   __device__ __forceinline__ uint64_t descriptor_at(uint32_t n) const { return ptx::descriptor_plus(first_block, n % C::kStages * C::kStageBytes); }
@@ -53,16 +59,12 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 4; ++r) q[r] = ptx::load_shared_word(own + r % 2 * 1024 + ((2 * k + r / 2) ^ g) * 16);
   }
-  // Waits for a tile; false: there is none. `query` or `query_rows` become its.
+  // Waits for a tile; false: there is none. Its queries go into registers.
   __device__ __forceinline__ bool open(uint32_t of) {
     ptx::barrier_wait(&s.query_full[of % 2], parity<2>(of));
     if (ptx::uniform(s.work[of % 4].positions) == 0) return false;
-    if constexpr (C::kQueryRegisters) {
 #pragma unroll
-      for (int k = 0; k < kHeadDim / 16; ++k) load_query(query[k], of, k);
-    } else {
-      query_rows = ptx::wgmma_descriptor(ptx::uniform(ptx::shared_address(rows_at(of))));
-    }
+    for (int k = 0; k < kHeadDim / 16; ++k) load_query(query[k], of, k);
     return true;
   }
   __device__ __forceinline__ float key_scale() const { return __uint_as_float(ptx::load_shared_word(&s.work[slot % 4].key_scale)); }
@@ -88,15 +90,13 @@ struct Consumer {
   __device__ __forceinline__ void start_scores(float (&d)[kBlockTokens / 2], uint32_t n) {
     const uint64_t b = descriptor_at(n);
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) {
-      if constexpr (C::kQueryRegisters) ptx::Wgmma<kBlockTokens>::bf16(d, query[k], ptx::descriptor_plus(b, 32 * k), k != 0);
-      else ptx::Wgmma<kBlockTokens>::bf16_shared(d, ptx::descriptor_plus(query_rows, 32 * k), ptx::descriptor_plus(b, 32 * k), k != 0);
-    }
+    for (int k = 0; k < kHeadDim / 16; ++k) ptx::Wgmma<kBlockTokens>::bf16(d, query[k], ptx::descriptor_plus(b, 32 * k), k != 0);
   }
   __device__ __forceinline__ void start_output(uint32_t n, bool accumulate) {
     const uint64_t b = ptx::descriptor_plus(descriptor_at(n), kTileBytes);
 #pragma unroll
-    for (int k = 0; k < kBlockTokens / 16; ++k) ptx::Wgmma<kHeadDim>::bf16_transposed(out, probabilities[k], ptx::descriptor_plus(b, 2048 * k), k != 0 || accumulate);
+    for (int k = 0; k < kBlockTokens / 16; ++k)
+      ptx::Wgmma<kHeadDim>::bf16_transposed(out, probabilities[k], ptx::descriptor_plus(b, 2048 * k), k != 0 || accumulate);
   }
 
   __device__ __forceinline__ void mask(float (&d)[kBlockTokens / 2]) const {

@@ -17,7 +17,7 @@ constexpr int kHeadDim = 64, kBlockTokens = 64, kTileBytes = kBlockTokens * kHea
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNone = -1e30f;  // below every score; finite, so that differences stay defined
 constexpr float kSlack = 8.f;    // where the reference is moved, a row keeps its own unless it exceeds it by this power of two
-constexpr float kLimit = 1099511627776.f;  // 2^40: sum of probabilities of a step from which on the reference is moved
+constexpr float kLimit = 0x1p40f;  // sum of probabilities of a step from which on the reference is moved
 enum Barrier { kOwn = 1, kProducers = 4 };  // named barriers; kOwn: one per consumer warpgroup
 
 // What the producer tells the consumers about a tile.
@@ -35,13 +35,13 @@ struct Work {
 template <bool kFp8V>
 struct Config {
   static constexpr bool kFp8 = kFp8V;
-  static constexpr bool kQueryRegisters = kFp8;  // else products read queries from shared memory, which the E4M3 form has less time for
   static constexpr int kGroups = 3, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kStages = 8, kQueryBytes = kRows * 128;
   static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
-  static constexpr int kStageBytes = 2 * kTileBytes;                                      // keys, values
+  static constexpr int kStageBytes = 2 * kTileBytes;  // keys, values
   static constexpr int kCodeStages = kFp8 ? 4 : 0, kCodeBytes = kStageBytes / 2;  // E4M3 blocks on their way
   static constexpr int kSharedBytes =
-      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 4 * sizeof(Work) + (2 * kStages + 4) * 8 + 64;
+      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 4 * sizeof(Work) +
+      (2 * kStages + 4) * 8 + 64;
   static_assert((kStages & (kStages - 1)) == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes);
   static_assert(kThreads / 32 * sizeof(uint32_t) <= 4 * sizeof(Work) && sizeof(Work) % 8 == 0);  // `work` is scratch before the first tile
