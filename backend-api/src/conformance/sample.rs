@@ -28,6 +28,8 @@ impl SampleShape {
             shapes.push(Self { desc: desc(201, 603, DType::BF16), rows: 40, spread });
             shapes.push(Self { desc: desc(20108, 20110, DType::F32), rows: 20, spread });
         }
+        // Enough for blocks of a device to have several turns each, and as flat as random weights make them.
+        shapes.push(Self { desc: desc(201_088, 0, DType::F32), rows: 24, spread: 1.0 });
         shapes
     }
 }
@@ -49,11 +51,62 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
+fn words(row: &SampleRow, group: u32) -> [u32; 4] {
+    philox([group, row.position, row.choice, 0], [row.seed as u32, (row.seed >> 32) as u32])
+}
+
 fn noise(row: &SampleRow, token: u32) -> f64 {
-    let key = [row.seed as u32, (row.seed >> 32) as u32];
-    let word = philox([token / 4, row.position, row.choice, 0], key)[token as usize % 4];
+    let word = words(row, token / 4)[token as usize % 4];
     let u = (f64::from(word >> 8) + 0.5) * 2f64.powi(-24);
     -(-u.ln()).ln()
+}
+
+/// Finds a seed that gives some token the largest noise there is, where a float's `u` would be 1. Returns the token's column.
+fn seed_of_largest_noise(row: &mut SampleRow, desc: &SampleDesc) -> usize {
+    loop {
+        for column in 0..desc.vocab {
+            let token = desc.vocab_offset + column;
+            if token.is_multiple_of(4) || column == 0 {
+                let four = words(row, token / 4);
+                let end = (desc.vocab - column).min(4 - token % 4);
+                let largest = (0..end).find(|j| four[((token % 4) + j) as usize] >> 8 == 0xFF_FFFF);
+                if let Some(j) = largest {
+                    return (column + j) as usize;
+                }
+            }
+        }
+        row.seed = row.seed.wrapping_add(1);
+    }
+}
+
+/// What becomes of a row's logits.
+#[derive(Clone, Copy, PartialEq)]
+enum Broken {
+    No,
+    /// All NaN.
+    Nan,
+    /// All -inf.
+    Infinite,
+    /// NaN in every other place, which counts as -inf.
+    Half,
+    /// A mask without a bit.
+    Forbidden,
+}
+
+impl Broken {
+    fn of(index: u32) -> Self {
+        match index {
+            3 | 10 | 17 => Self::Nan,
+            4 | 11 => Self::Infinite,
+            5 | 12 | 19 => Self::Half,
+            6 | 13 => Self::Forbidden,
+            _ => Self::No,
+        }
+    }
+
+    fn has_token(self) -> bool {
+        matches!(self, Self::No | Self::Half)
+    }
 }
 
 /// What may be drawn: the reference's token, or `None` where a filter's border or the race is too close to call.
@@ -72,6 +125,9 @@ fn reference(row: &SampleRow, logits: &[f64], edits: &[LogitEdit], mask: &[u32],
         }
     }
     let mut order: Vec<usize> = (0..scores.len()).filter(|i| scores[*i] > f64::NEG_INFINITY).collect();
+    if order.is_empty() {
+        return Some(SampleRow::NO_TOKEN);
+    }
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
     if row.temperature == 0.0 {
         let tie = order.len() > 1
@@ -140,16 +196,9 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
         let mut random = Random::new(seed);
         let (vocab, most) = (desc.vocab as usize, desc.max_logprobs as usize);
         let count = rows as usize;
-        let (logits, mut values) = bench.put_values(&random.normals(count * vocab, spread), desc.logits);
-        // Equal largest logits in one row: the lower id wins.
-        values[vocab + 7] = 64.0;
-        values[vocab + 90] = 64.0;
-        let logits = {
-            let _ = logits;
-            bench.put_values(&values, desc.logits).0
-        };
         let words = vocab.div_ceil(32);
-        let masks: Vec<u32> = (0..count * words).map(|_| (random.word() >> 7) as u32 | 1 << 4).collect();
+        let mut masks: Vec<u32> = (0..count * words).map(|_| (random.word() >> 7) as u32 | 1 << 4).collect();
+        let mut values = random.normals(count * vocab, spread);
         let (mut edits, mut sample_rows) = (Vec::new(), Vec::new());
         for index in 0..rows {
             let first_edit = edits.len() as u32;
@@ -161,20 +210,45 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
                     edits.push(LogitEdit { token, repetition: 1.0 + random.unit() as f32, add });
                 }
             }
-            sample_rows.push(SampleRow {
+            let plain = random.below(2) == 0;
+            let mut one_of = |values: &[f32]| values[random.below(values.len() as u32) as usize];
+            let mut row = SampleRow {
+                temperature: one_of(&[0.0, 0.7, 1.0, 1.9]),
+                top_p: if plain { 1.0 } else { one_of(&[1.0, 0.9, 0.3]) },
+                min_p: if plain { 0.0 } else { one_of(&[0.0, 0.0, 0.05, 0.5]) },
+                top_k: if plain { 0 } else { one_of(&[0.0, 0.0, 1.0, 40.0, 3.0, 1e6]) as u32 },
                 seed: random.word(),
                 position: random.below(1000),
                 choice: index % 3,
-                temperature: [0.0, 0.7, 1.0, 1.9][index as usize % 4],
-                top_p: [1.0, 0.9, 0.3][index as usize / 2 % 3],
-                min_p: [0.0, 0.05, 0.0, 0.5, 0.0][index as usize % 5],
-                top_k: [0, 1, 40, 0, 3, 100_000][index as usize / 3 % 6],
                 first_edit,
                 edits: edits.len() as u32 - first_edit,
-                logprobs: [0, 5, SampleRow::NO_LOGPROBS, 3][index as usize % 4],
-                masked: u32::from(index % 5 == 1),
-            });
+                logprobs: [SampleRow::NO_LOGPROBS, 0, 5, SampleRow::NO_LOGPROBS, 3][random.below(5) as usize],
+                masked: u32::from(random.below(5) == 0),
+            };
+            let logits = &mut values[index as usize * vocab..][..vocab];
+            if index == 1 {
+                // Equal largest logits: the lower id wins.
+                (logits[7], logits[90]) = (64.0, 64.0);
+                (row.temperature, row.masked, row.logprobs) = (0.0, 0, SampleRow::NO_LOGPROBS);
+            } else if index == 2 {
+                // Noise that is large, but not large enough.
+                row = SampleRow { temperature: 1.0, top_p: 1.0, min_p: 0.0, top_k: 0, masked: 0, ..row };
+                row.logprobs = SampleRow::NO_LOGPROBS;
+                logits[seed_of_largest_noise(&mut row, &desc)] = -20.0;
+            }
+            match Broken::of(index) {
+                Broken::No => (),
+                Broken::Nan => logits.fill(f64::NAN),
+                Broken::Infinite => logits.fill(f64::NEG_INFINITY),
+                Broken::Half => logits.iter_mut().step_by(2).for_each(|logit| *logit = f64::NAN),
+                Broken::Forbidden => {
+                    row.masked = 1;
+                    masks[index as usize * words..][..words].fill(0);
+                }
+            }
+            sample_rows.push(row);
         }
+        let (logits, values) = bench.put_values(&values, desc.logits);
         let words_of = |row: &SampleRow| -> Vec<u8> {
             let mut bytes = row.seed.to_ne_bytes().to_vec();
             for word in [row.position, row.choice] {
@@ -227,7 +301,12 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
                 case = format!("{case}: row {r} {row:?}: expected {wanted:?}, got {}", tokens[r]);
                 break;
             }
-            if row.logprobs == SampleRow::NO_LOGPROBS {
+            let broken = Broken::of(r as u32);
+            if row.logprobs == SampleRow::NO_LOGPROBS || broken == Broken::Half {
+                continue;
+            }
+            if !broken.has_token() {
+                error = if logprobs[r].is_nan() { error } else { f64::NAN };
                 continue;
             }
             let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);

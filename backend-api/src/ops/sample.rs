@@ -66,8 +66,8 @@ pub struct SampleRow {
 impl SampleRow {
     /// Value of `logprobs` for a row that wants none.
     pub const NO_LOGPROBS: u32 = u32::MAX;
-    /// What a backend of the host may write as the token of a row with nothing to draw: every logit is NaN, -inf or forbidden. On a
-    /// device the next step can read a token before anybody looks at it, so that it must be one.
+    /// The token of a row with nothing to draw: every logit is NaN, -inf or forbidden. Whoever feeds drawn tokens to the next step
+    /// puts some token in its place.
     pub const NO_TOKEN: u32 = u32::MAX - 1;
 }
 
@@ -83,9 +83,9 @@ pub struct SampleArgs {
     pub edits: u64,
     /// `[rows, ceil(V / 32)]` u32; optional when no row is masked.
     pub masks: u64,
-    /// `[rows]` u32; [`SampleRow::NO_TOKEN`] where there is none to draw on the host.
+    /// `[rows]` u32; [`SampleRow::NO_TOKEN`] where there is none to draw.
     pub tokens: u64,
-    /// `[rows]` float32: log-probability of the drawn token under the unedited logits.
+    /// `[rows]` float32: log-probability of the drawn token under the unedited logits; NaN where there is none.
     pub logprobs: u64,
     /// `[rows, max_logprobs]` u32, likeliest first under the unedited logits (ties: lower id); optional.
     pub top_ids: u64,

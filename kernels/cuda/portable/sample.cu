@@ -5,18 +5,27 @@
 // Top-k and top-p cut the row at a value. Logits are mapped to order-preserving integers, and the cut is found by radix selection
 // over their 32 bits: by count for top-k, by probability mass in 40-bit fixed point for top-p, so that sums do not depend on
 // the order in which threads add. Of equal logits at the cut the lower ids stay, up to the count.
+//
+// Where nothing is cut off, a token's noise is worked out only if it could win. Noise from u is at most -ln(1 - u), so against a
+// score that was reached already (`Bar`), a look at four tokens' largest logit and largest random word tells.
+//
+// Invariant: which token is drawn depends on the row alone. A token is passed over only if its score, as it would be computed, is
+// below a computed one; how many blocks and threads share a row, and who comes first, decides what is passed over and nothing else.
 #include "common.cuh"
+#include "gossamer/ptx/sm90.cuh"
 
 namespace gossamer::portable {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 1024;     // of the block that has a row
+constexpr int kScanThreads = 256;  // of those that share it
 constexpr float kMassUnit = 1099511627776.f;  // 2^40
 
 __device__ __forceinline__ uint32_t order(float v) {
   const uint32_t b = __float_as_uint(v);
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
+__device__ __forceinline__ float value_of(uint32_t order) { return __uint_as_float(order & 0x80000000u ? order & 0x7FFFFFFFu : ~order); }
 
 // Philox4x32-10 (Salmon et al. 2011): the numbers of the four tokens from 4 * group on.
 __device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t group, uint32_t position, uint32_t choice) {
@@ -33,26 +42,36 @@ __device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t group, uint32_t 
   }
   return make_uint4(c[0], c[1], c[2], c[3]);
 }
-__device__ __forceinline__ float uniform(uint32_t word) { return (static_cast<float>(word >> 8) + .5f) * 5.9604644775390625e-8f; }
-__device__ float uniform(uint64_t seed, uint32_t token, uint32_t position, uint32_t choice) {
-  const uint4 words = philox(seed, token / 4, position, choice);
-  return uniform(token % 4 == 0 ? words.x : token % 4 == 1 ? words.y : token % 4 == 2 ? words.z : words.w);
+// What a Gumbel variable adds to a logit: -ln(-ln(u)) with u = (word >> 8 + 0.5) * 2^-24.
+// NOTES: next to 1 a float holds no such u, and the winners are there: 1 - u it holds. The outer logarithm need not be good.
+__device__ __forceinline__ float gumbel(uint32_t word) {
+  constexpr float kStep = 5.9604644775390625e-8f;
+  const uint32_t n = word >> 8, rest = 0xFFFFFFu - n;
+  const float inner = n < rest ? logf((static_cast<float>(n) + .5f) * kStep) : log1pf((static_cast<float>(rest) + .5f) * -kStep);
+  return -__logf(-inner);
 }
-// What a Gumbel variable adds to a logit. The inner logarithm must be good near 1, where the winners are; the outer need not be.
-__device__ __forceinline__ float gumbel(float u) { return -__logf(-logf(u)); }
+__device__ float gumbel(uint64_t seed, uint32_t token, uint32_t position, uint32_t choice) {
+  const uint4 words = philox(seed, token / 4, position, choice);
+  return gumbel(token % 4 == 0 ? words.x : token % 4 == 1 ? words.y : token % 4 == 2 ? words.z : words.w);
+}
+constexpr float kMostNoise = 17.4f;  // no word gives more
 
 struct Best {
   float value;
   uint32_t id;
 };
+// Nothing, or a token that may not be drawn.
+__device__ __forceinline__ Best none() { return {-INFINITY, ~0u}; }
 __device__ __forceinline__ Best better(Best p, Best q) { return q.value > p.value || (q.value == p.value && q.id < p.id) ? q : p; }
 
+template <int kBlock = kThreads>
 __device__ Best block_best(Best b, Best* scratch) {
+  const uint32_t lane = threadIdx.x & 31;
   for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
   __syncthreads();
-  if ((threadIdx.x & 31) == 0) scratch[threadIdx.x / 32] = b;
+  if (lane == 0) scratch[threadIdx.x / 32] = b;
   __syncthreads();
-  b = scratch[threadIdx.x & 31];
+  b = lane < kBlock / 32 ? scratch[lane] : none();
   for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
   return b;
 }
@@ -86,12 +105,8 @@ __device__ uint32_t radix_cut(const float* x, uint32_t n, uint32_t floor, unsign
   return prefix;
 }
 
-// What one block found in its slice of a row.
-struct Slice {
-  Best peak;   // the largest value
-  Best drawn;  // the token drawn, for rows that cut nothing off
-};
-constexpr uint32_t kMaxSlices = 32;
+constexpr uint32_t kMaxSlices = 64;
+constexpr uint32_t kBars = 1024;  // the workspace's first 4096 bytes are zero before a launch and after it
 
 struct Row {
   const GossamerLogitEdit* edits;
@@ -99,82 +114,133 @@ struct Row {
   float inverse;     // of the temperature
   bool logprobs;     // asked for: they come from the unedited logits, so the row is one block's from the start
   bool draws_whole;  // random, and nothing is cut off
+  bool cuts;         // random among what is left: scan leaves the logits edited, masked and divided by the temperature
 };
 __device__ __forceinline__ Row row_of(const GossamerSampleDesc& d, const GossamerSampleArgs& a, const GossamerSampleRow& r, uint32_t row) {
   const uint32_t n = d.vocab;
+  const bool cuts = (r.top_k && r.top_k < n) || r.top_p < 1.f || r.min_p > 0, random = r.temperature > 0;
   return {at<const GossamerLogitEdit>(a.edits) + r.first_edit, r.masked ? at<const uint32_t>(a.masks) + static_cast<size_t>(row) * ((n + 31) / 32) : nullptr,
-          r.temperature > 0 ? 1.f / r.temperature : 1.f, r.logprobs != ~0u,
-          r.temperature > 0 && !(r.top_k && r.top_k < n) && r.top_p >= 1.f && !(r.min_p > 0)};
+          random ? 1.f / r.temperature : 1.f, r.logprobs != ~0u, random && !cuts, random && cuts};
 }
 
-// Edits and temperature, in place, for the tokens [begin, end); returns what was found there.
-__device__ Slice scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, const Row& of, float* x, uint32_t begin, uint32_t end, Best* scratch) {
-  for (uint32_t i = threadIdx.x; i < r.edits; i += kThreads) {
+// A score that some token of the row has reached, as far as this warp knows. The block's own is behind `shared`: its warps' stores may
+// overwrite a higher one, and each is a score that was reached. `row` is all blocks', as `order` has it; null: this block is alone.
+struct Bar {
+  volatile float* shared;
+  uint32_t* row;
+  float reached = -INFINITY, least = -INFINITY;  // what is below `least` cannot win, whatever rounding did
+  __device__ __forceinline__ void raise(float score) {
+    reached = fmaxf(reached, score);
+    least = reached - 1e-3f - fminf(fabsf(reached), 1e30f) * 4.77e-7f;
+  }
+  __device__ __forceinline__ void look(uint32_t of_row) {
+    const float other = fmaxf(*shared, value_of(max(of_row, order(-INFINITY))));
+    if (other > reached) raise(other);
+  }
+  __device__ __forceinline__ void share(float score) {
+    const uint32_t best = __reduce_max_sync(~0u, order(score));
+    raise(value_of(best));
+    if ((threadIdx.x & 31) == 0 && reached > *shared) {
+      *shared = reached;
+      if (row) atomicMax(row, best);
+    }
+  }
+};
+
+// A word can win only where rest_of(word) <= limit_of(logit, bar), and where that is not a number: 1 + (1 - u), rounded down, against
+// 1 + exp(logit - bar), rounded up.
+__device__ __forceinline__ float rest_of(uint32_t word) { return __uint_as_float(0x3F800000u | ~word >> 9); }
+__device__ __forceinline__ float limit_of(float logit, float bar) { return fmaf(ptx::exp2_flushed((logit - bar) * 1.44269504f), 1.001f, 1.f + 2.4e-7f); }
+
+// A warp's next 4 * 32 tokens of a row from which nothing is cut off; this lane has those from `token` on.
+__device__ __forceinline__ void draw_four(const GossamerSampleRow& r, float inverse, float4 x, uint32_t column, uint32_t token, Bar& bar, Best& drawn) {
+  const float most = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) * inverse;
+  if (!__any_sync(~0u, most + kMostNoise >= bar.least)) return;
+  uint4 words = philox(r.seed, token / 4, r.position, r.choice);
+  const bool could = !(rest_of(max(max(words.x, words.y), max(words.z, words.w))) > limit_of(most, bar.least));
+  if (!__any_sync(~0u, could)) return;
+  if (could) {
+    // Rare, and four times in the loop: small code rather than fast code.
+#pragma unroll 1
+    for (uint32_t j = 0; j < 4; ++j) {
+      const float v = x.x * inverse;
+      if (v > -INFINITY && !(rest_of(words.x) > limit_of(v, bar.least))) drawn = better(drawn, Best{v + gumbel(words.x), column + j});
+      x = make_float4(x.y, x.z, x.w, 0), words = make_uint4(words.y, words.z, words.w, 0);
+    }
+  }
+  bar.share(drawn.value);
+}
+
+// Edits, in place, for the tokens [begin, end) of a row; then its token, or the largest logit where something is cut off: none()
+// where no logit is a number above -inf that is allowed. `reached` holds -inf; `row`: see Bar.
+template <int kBlock>
+__device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, const Row& of, float* x, uint32_t begin, uint32_t end, Best* scratch, float* reached,
+                     uint32_t* row) {
+  for (uint32_t i = threadIdx.x; i < r.edits; i += kBlock) {
     const uint32_t token = of.edits[i].token - d.vocab_offset;
     if (token < begin || token >= end) continue;
     const float v = x[token];
     x[token] = (v > 0 ? v / of.edits[i].repetition : v * of.edits[i].repetition) + of.edits[i].add;
   }
   __syncthreads();
-  Best peak = {-INFINITY, ~0u}, drawn = {-INFINITY, ~0u};
-  const auto seen = [&](float v, uint32_t i) {
-    if (of.mask && !(of.mask[i / 32] >> (i % 32) & 1)) v = -INFINITY;
-    return v != v ? -INFINITY : v;
-  };
-  if (r.temperature <= 0) {
-    // Nobody reads the row again, so nothing is written, and loads need not wait for each other.
-    constexpr uint32_t kAtOnce = 8;
-    uint32_t i = begin + threadIdx.x;
-    for (; i + (kAtOnce - 1) * kThreads < end; i += kAtOnce * kThreads) {
-      float v[kAtOnce];
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; ++j) v[j] = x[i + j * kThreads];
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; ++j) peak = better(peak, Best{seen(v[j], i + j * kThreads), i + j * kThreads});
+  constexpr uint32_t kAtOnce = 4, kStride = 4 * kBlock;
+  const bool fours = !of.mask && d.vocab % 4 == 0 && d.vocab_offset % 4 == 0 && begin % 4 == 0 && end % 4 == 0 && aligned16(reinterpret_cast<uint64_t>(x));
+  Best best = none();
+  if (!fours || of.cuts) {
+    for (uint32_t i = begin + threadIdx.x; i < end; i += kBlock) {
+      float v = x[i] * of.inverse;
+      if (v != v || (of.mask && !(of.mask[i / 32] >> (i % 32) & 1))) v = -INFINITY;
+      if (of.cuts) x[i] = v;
+      if (of.draws_whole && v > -INFINITY) v += gumbel(r.seed, d.vocab_offset + i, r.position, r.choice);
+      if (v > -INFINITY) best = better(best, Best{v, i});
     }
-    for (; i < end; i += kThreads) peak = better(peak, Best{seen(x[i], i), i});
-  } else if (of.draws_whole && d.vocab % 4 == 0 && d.vocab_offset % 4 == 0 && begin % 4 == 0 && end % 4 == 0 && aligned16(reinterpret_cast<uint64_t>(x))) {
-    // Four tokens a thread share one call of the generator; nobody reads the row again but for log-probabilities, which undo the temperature.
-    for (uint32_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kThreads) {
-      float4& four = *reinterpret_cast<float4*>(x + i);
-      float v[4] = {four.x, four.y, four.z, four.w};
-      const uint4 words = philox(r.seed, (d.vocab_offset + i) / 4, r.position, r.choice);
-      const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+    return block_best<kBlock>(best, scratch);
+  }
+  Bar bar = {reached, row};
+  // Whole warps go on together, beyond the end with nothing.
+  for (uint32_t first = begin + 4 * threadIdx.x; first - 4 * (threadIdx.x & 31) < end; first += kAtOnce * kStride) {
+    const uint32_t of_row = row ? *const_cast<const volatile uint32_t*>(row) : 0;
+    float4 four[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        v[j] = seen(v[j] * of.inverse, i + j);
-        peak = better(peak, Best{v[j], i + j});
-        if (v[j] > -INFINITY) drawn = better(drawn, Best{v[j] + gumbel(uniform(word[j])), i + j});
+    for (uint32_t j = 0; j < kAtOnce; ++j) {
+      const uint32_t i = first + j * kStride;
+      four[j] = i < end ? __ldcs(reinterpret_cast<const float4*>(x + i)) : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    }
+    if (of.draws_whole) {
+      bar.look(of_row);
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j) draw_four(r, of.inverse, four[j], first + j * kStride, d.vocab_offset + first + j * kStride, bar, best);
+    } else {
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j) {
+        const float most = fmaxf(fmaxf(four[j].x, four[j].y), fmaxf(four[j].z, four[j].w));
+        if (most > best.value) best = {most, first + j * kStride};
       }
-      if (of.logprobs) four = make_float4(v[0], v[1], v[2], v[3]);
-    }
-  } else {
-    for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
-      const float v = seen(x[i] * of.inverse, i);
-      x[i] = v;
-      peak = better(peak, Best{v, i});
-      if (of.draws_whole && v > -INFINITY) drawn = better(drawn, Best{v + gumbel(uniform(r.seed, d.vocab_offset + i, r.position, r.choice)), i});
     }
   }
-  peak = block_best(peak, scratch);
-  if (of.draws_whole) drawn = block_best(drawn, scratch);
-  return {peak, drawn};
+  if (!of.draws_whole && best.id != ~0u)  // of the four, the first
+    while (x[best.id] != best.value) ++best.id;
+  return block_best<kBlock>(best, scratch);
 }
 
-__global__ void __launch_bounds__(kThreads) scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, Slice* out) {
+__global__ void __launch_bounds__(kScanThreads) scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, uint32_t* bars, Best* out) {
   __shared__ Best scratch[32];
-  const uint32_t row = blockIdx.y, slices = gridDim.x, slice = blockIdx.x;
+  __shared__ float reached;
+  // All rows' first slices before the second ones: the later find a bar.
+  const uint32_t row = blockIdx.x, slices = gridDim.y, slice = blockIdx.y;
   const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
   const Row of = row_of(d, a, r, row);
   if (of.logprobs) return;
+  if (threadIdx.x == 0) reached = -INFINITY;
   const auto bound = [&](uint32_t s) { return s == slices ? d.vocab : static_cast<uint32_t>(static_cast<uint64_t>(d.vocab) * s / slices / 4 * 4); };
-  const Slice found = scan(d, r, of, at<float>(a.logits) + static_cast<size_t>(row) * d.vocab, bound(slice), bound(slice + 1), scratch);
+  const Best found = scan<kScanThreads>(d, r, of, at<float>(a.logits) + static_cast<size_t>(row) * d.vocab, bound(slice), bound(slice + 1), scratch, &reached,
+                                        row < kBars ? bars + row : nullptr);
   if (threadIdx.x == 0) out[row * slices + slice] = found;
 }
 
 __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a,
-                                                         const Slice* scanned, uint32_t slices) {
-  __shared__ float scratch[32];
+                                                         uint32_t* bars, const Best* scanned, uint32_t slices) {
+  __shared__ float scratch[32], reached;
   __shared__ Best best_scratch[32];
   __shared__ unsigned long long histogram[256];
   const uint32_t row = blockIdx.x, n = d.vocab;
@@ -208,26 +274,20 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     }
   }
 
-  // Edits and temperature go in place. Both are undone for the one drawn token, whose unedited logit is asked for.
+  if (threadIdx.x == 0) reached = -INFINITY;
   __syncthreads();
-  Slice found = {{-INFINITY, ~0u}, {-INFINITY, ~0u}};
+  Best peak = none();
   if (scanned && !logprobs) {
-    for (uint32_t s = 0; s < slices; ++s) {
-      const Slice& slice = scanned[row * slices + s];
-      found.peak = better(found.peak, slice.peak);
-      found.drawn = better(found.drawn, slice.drawn);
-    }
+    for (uint32_t s = threadIdx.x & 31; s < slices; s += 32) peak = better(peak, scanned[row * slices + s]);
+    for (int o = 16; o; o >>= 1) peak = better(peak, Best{__shfl_xor_sync(~0u, peak.value, o), __shfl_xor_sync(~0u, peak.id, o)});
+    if (threadIdx.x == 0 && row < kBars) bars[row] = 0;  // as the next launch wants it
   } else {
-    found = scan(d, r, of, x, 0, n, best_scratch);
+    peak = scan<kThreads>(d, r, of, x, 0, n, best_scratch, &reached, nullptr);
     __syncthreads();
   }
-  Best peak = found.peak;
-  if (peak.id == ~0u) peak.id = 0;
 
   Best drawn = peak;
-  if (of.draws_whole) {
-    if (found.drawn.id != ~0u) drawn = found.drawn;
-  } else if (r.temperature > 0 && peak.value > -INFINITY) {
+  if (of.cuts && peak.id != ~0u) {
     uint32_t cut = order(-INFINITY) + 1, ties_cut = 0;
     unsigned long long ties_left = ~0ull, above;
     if (r.top_k && r.top_k < n) {
@@ -248,7 +308,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
       cut = max(cut, radix_cut(x, n, cut, wanted, histogram, above, mass));
     }
     if (r.min_p > 0) cut = max(cut, order(peak.value + logf(r.min_p)));
-    drawn = {-INFINITY, ~0u};
+    drawn = none();
     for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
       const uint32_t o = order(x[i]);
       if (o < cut) continue;
@@ -258,16 +318,21 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
         for (uint32_t j = 0; j < i && rank < ties_left; ++j) rank += order(x[j]) == o;
         if (rank >= ties_left) continue;
       }
-      const float u = uniform(r.seed, d.vocab_offset + i, r.position, r.choice);
-      drawn = better(drawn, Best{x[i] + gumbel(u), i});
+      drawn = better(drawn, Best{x[i] + gumbel(r.seed, d.vocab_offset + i, r.position, r.choice), i});
     }
     drawn = block_best(drawn, best_scratch);
     if (drawn.id == ~0u) drawn = peak;
   }
   if (threadIdx.x) return;
+  if (drawn.id == ~0u) {
+    at<uint32_t>(a.tokens)[row] = GOSSAMER_NO_TOKEN;
+    at<float>(a.logprobs)[row] = NAN;
+    return;
+  }
   at<uint32_t>(a.tokens)[row] = d.vocab_offset + drawn.id;
   if (!logprobs) return;
-  float v = x[drawn.id] / of.inverse;
+  // The drawn token's unedited logit is asked for: what was done in place is undone.
+  float v = of.cuts ? x[drawn.id] / of.inverse : x[drawn.id];
   for (uint32_t i = 0; i < r.edits; ++i) {
     if (of.edits[i].token - d.vocab_offset != drawn.id) continue;
     const float u = v - of.edits[i].add;
@@ -282,19 +347,22 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
 using namespace gossamer::portable;
 
 namespace {
-// A few blocks a multiprocessor of the largest devices.
-constexpr uint32_t kBlocks = 2048;
+// Several turns of the largest devices, so that the last one's idle blocks weigh little.
+constexpr uint32_t kBlocks = 4096;
 uint32_t slices_of(uint32_t rows) { return min(kMaxSlices, max(1u, kBlocks / rows)); }
 }  // namespace
 
-extern "C" size_t gossamer_portable_sample_workspace(unsigned rows) { return static_cast<size_t>(min(rows * kMaxSlices, kBlocks)) * sizeof(Slice); }
+extern "C" size_t gossamer_portable_sample_workspace(unsigned rows) {
+  return kBars * sizeof(uint32_t) + static_cast<size_t>(min(rows * kMaxSlices, kBlocks)) * sizeof(Best);
+}
 
 extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const GossamerSampleArgs* a, void* workspace, cudaStream_t stream) {
   if (d->logits != GOSSAMER_F32 || !d->vocab) return GOSSAMER_BAD_SHAPE;
   if (!a->row_count) return GOSSAMER_OK;
   const uint32_t slices = slices_of(a->row_count);
-  Slice* const scanned = slices > 1 ? static_cast<Slice*>(workspace) : nullptr;
-  if (scanned) scan_kernel<<<dim3(slices, a->row_count), kThreads, 0, stream>>>(*d, *a, scanned);
-  sample_kernel<<<a->row_count, kThreads, 0, stream>>>(*d, *a, scanned, slices);
+  uint32_t* const bars = static_cast<uint32_t*>(workspace);
+  Best* const scanned = slices > 1 ? reinterpret_cast<Best*>(bars + kBars) : nullptr;
+  if (scanned) scan_kernel<<<dim3(a->row_count, slices), kScanThreads, 0, stream>>>(*d, *a, bars, scanned);
+  sample_kernel<<<a->row_count, kThreads, 0, stream>>>(*d, *a, bars, scanned, slices);
   return launched();
 }

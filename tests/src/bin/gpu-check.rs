@@ -23,7 +23,7 @@ use gossamer_backend_api::{DType, HostServices, KernelBackend, OpKind};
 use gossamer_config::{LoadFormat, ModelConfig};
 use gossamer_kernels::Backends;
 use gossamer_kernels::tuner::{CacheKey, KernelCache, SCHEMA};
-use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, SlotJoin, StepPlan};
+use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, SampledToken, SlotJoin, StepPlan};
 use gossamer_worker::cuda::{Buffer, Cuda, Stream, download};
 use gossamer_worker::latency::{self, Case, Roofs};
 use gossamer_worker::{CudaOptions, Executor, Model, ModelOptions, TuneLimits, pool};
@@ -266,6 +266,7 @@ fn golden(device: &Device, directories: &[String]) -> bool {
         fine &= check_answers(&format!("{name} eager"), &golden, &answers);
         let chunked = eager.run(&requests, 53, 160);
         fine &= check_answers(&format!("{name} chunked"), &golden, &chunked);
+        fine &= ends_without_a_token(&mut eager, &requests[0]);
         drop(eager);
 
         let mut captured = Driver::new(device.model(directory, &options, 8));
@@ -312,6 +313,20 @@ fn golden(device: &Device, directories: &[String]) -> bool {
         drop((alone, model));
         fine &= beside_captured_sizes(device, directory, &golden, &options);
     }
+    fine
+}
+
+/// A sequence that may draw no token gets none, also when the next step is made of it, and its neighbour what it gets alone.
+fn ends_without_a_token(driver: &mut Driver, request: &Request) -> bool {
+    let mut broken = request.clone();
+    broken.sampling.allowed_token_ids = vec![driver.model.info().vocab_size];
+    let none = |answer: &Answer| answer.tokens.iter().all(|token| *token == SampledToken::NOT_A_NUMBER);
+    let answers = driver.run(&[request.clone(), broken.clone(), request.clone()], 8192, 8192);
+    let fine = none(&answers[1])
+        && !answers[1].tokens.is_empty()
+        && answers[0].tokens == answers[2].tokens
+        && !none(&answers[0]);
+    println!("{} a sequence with nothing to draw, among others", if fine { "ok  " } else { "FAIL" });
     fine
 }
 

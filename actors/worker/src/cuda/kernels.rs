@@ -3,9 +3,11 @@
 
 use super::{CudaError, Stream, check};
 use cudarc::driver::sys;
+use gossamer_backend_api::ops::SampleRow;
 use std::ffi::{CString, c_void};
 
-/// `for i in 0..count: to[to_index[i]] = from[from_index[i]]`.
+/// `for i in 0..count: to[to_index[i]] = from[from_index[i]]`, and 0 for `SampleRow::NO_TOKEN` (-2): an embedding may read it before
+/// the host learns that its sequence has ended.
 const PTX: &str = r"
 .version 7.0
 .target sm_80
@@ -35,6 +37,8 @@ const PTX: &str = r"
     mul.wide.u32 %a7, %r6, 4;
     add.u64 %a8, %a2, %a7;
     ld.global.u32 %r7, [%a8];
+    setp.eq.u32 %p, %r7, 0xFFFFFFFE;
+    selp.b32 %r7, 0, %r7, %p;
     mul.wide.u32 %a9, %r5, 4;
     add.u64 %a10, %a0, %a9;
     st.global.u32 [%a10], %r7;
@@ -43,6 +47,7 @@ DONE:
 }
 ";
 const THREADS: u32 = 128;
+const _: () = assert!(SampleRow::NO_TOKEN == 0xFFFF_FFFE);
 
 /// The kernel, loaded.
 #[derive(Debug)]

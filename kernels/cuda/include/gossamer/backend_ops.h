@@ -89,6 +89,7 @@ typedef struct {
   float temperature, top_p, min_p;
   uint32_t top_k, first_edit, edits, logprobs, masked;
 } GossamerSampleRow;
+#define GOSSAMER_NO_TOKEN 0xFFFFFFFEu  // of a row with nothing to draw
 typedef struct {
   uint64_t logits, rows, edits, masks, tokens, logprobs, top_ids, top_logprobs;
   uint32_t row_count;
