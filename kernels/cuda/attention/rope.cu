@@ -101,7 +101,7 @@ extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t str
   GossamerRopeKvArgs p = *args;
   if (!p.group) p.group = kMostGroup;
   // Few tokens: as many warps as there are groups of heads. Many: an angle serves four of them.
-  const int groups = (p.kv_heads * (p.group + 2) + 3) / 4, parts = p.tokens < 128 ? groups : (groups + 3) / 4;
+  const int groups = (p.kv_heads * (p.group + 2) + 3) / 4, parts = p.tokens <= 256 ? groups : (groups + 3) / 4;
   const int64_t units = static_cast<int64_t>(p.tokens) * parts;
   if (p.tokens < 1 || p.kv_heads < 1 || p.group < 1 || units > INT32_MAX - 8) return GOSSAMER_BAD_SHAPE;
   return launch(rope_kv_kernel, dim3((units + 7) / 8), dim3(256), 0, stream, true, p, parts);

@@ -1,6 +1,7 @@
 // archs: 80 90a 100a
 // Embedding, RMSNorm, RoPE with KV write, and finalize: a block per token, eight values a thread where rows allow it.
 #include "common.cuh"
+#include "gossamer/ptx/sm90.cuh"
 
 namespace gossamer::portable {
 namespace {
@@ -23,8 +24,10 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(GossamerRmsNormDesc d, G
   const size_t first = static_cast<size_t>(blockIdx.x) * chunks;
   const bool live = i < chunks;
   float v[8] = {}, w[8] = {};
-  if (live) unpack(at<const uint4>(a.x)[first + i], v);
   if (live) unpack(at<const uint4>(a.weight)[i], w);
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  if (live) unpack(at<const uint4>(a.x)[first + i], v);
   float sum = 0;
 #pragma unroll
   for (int j = 0; j < 8; ++j) sum += v[j] * v[j];
@@ -96,6 +99,7 @@ __global__ void rope_kv_write_kernel(GossamerRopeKvWriteDesc d, GossamerRopeKvWr
 __global__ void __launch_bounds__(128) finalize_kernel(GossamerFinalizeDesc d, GossamerFinalizeArgs a) {
   const uint32_t chunks = d.hidden / 8, i = blockIdx.y * blockDim.x + threadIdx.x;
   const size_t token = blockIdx.x;
+  ptx::launch_dependents();
   if (i >= chunks) return;
   const uint4* experts = at<const uint4>(a.experts_out) + token * d.top_k * chunks + i;
   const float* weights = at<const float>(a.expert_weights) + token * d.top_k;
@@ -138,8 +142,8 @@ extern "C" int gossamer_portable_embed(const GossamerEmbedDesc* d, const Gossame
 extern "C" int gossamer_portable_rms_norm(const GossamerRmsNormDesc* d, const GossamerRmsNormArgs* a, cudaStream_t stream) {
   if (!a->tokens) return GOSSAMER_OK;
   const bool eights = d->hidden % 8 == 0 && d->hidden <= 8 * 1024 && aligned16(a->x) && aligned16(a->weight) && aligned16(a->out);
-  if (eights) rms_norm_kernel<<<a->tokens, (d->hidden / 8 + 31) / 32 * 32, 0, stream>>>(*d, *a);
-  else rms_norm_any_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
+  if (eights) return launch_early(rms_norm_kernel, a->tokens, (d->hidden / 8 + 31) / 32 * 32, stream, *d, *a);
+  rms_norm_any_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
   return launched();
 }
 
@@ -152,6 +156,7 @@ extern "C" int gossamer_portable_rope_kv_write(const GossamerRopeKvWriteDesc* d,
 extern "C" int gossamer_portable_finalize(const GossamerFinalizeDesc* d, const GossamerFinalizeArgs* a, cudaStream_t stream) {
   if (!a->tokens) return GOSSAMER_OK;
   const bool eights = d->hidden % 8 == 0 && aligned16(a->experts_out) && aligned16(a->residual);
+  // Invariant: an ordinary launch, so that whoever waits for it waits for all before it: not every grouped product waits for the last.
   if (eights) finalize_kernel<<<dim3(a->tokens, (d->hidden / 8 + 127) / 128), 128, 0, stream>>>(*d, *a);
   else finalize_any_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
   return launched();
