@@ -33,6 +33,10 @@ const SIZES: [Size; 8] = [
     size((128, 256), 2, [670, 3000, 4000]),
     size((128, 192), 2, [510, 2200, 3500]),
 ];
+/// Tiles of 64 tokens and 64 features, cut.
+const SMALLEST_CUT: u32 = 2 * 5 + 1;
+/// Beyond, the router has whole tiles enough.
+const MOST_CUT_TOKENS: u32 = 2048;
 /// The tactic that runs the portable kernel.
 const PORTABLE: u32 = 2 * SIZES.len() as u32;
 /// Multiprocessors that a guess counts with; what is measured decides.
@@ -78,20 +82,23 @@ pub fn tactics(desc: &GemmDesc, tokens: u32) -> Vec<Tactic> {
     ids.into_iter().map(tactic).collect()
 }
 
-/// The router's logits: no workspace, so tiles stay whole.
+/// The router's logits, without a workspace: smallest tiles cut into parts where those can be clusters, which need none; else whole
+/// tiles.
 ///
 /// # Safety
 /// As a launch of the operation.
 pub unsafe fn logits(desc: &GemmDesc, args: &GemmArgs, stream: u64) -> Result<(), BackendError> {
     let whole = (0..PORTABLE).step_by(2).min_by_key(|tactic| guess(desc, args.tokens, *tactic));
-    // SAFETY: handed on; whole tiles use no workspace.
-    let status = unsafe { kernels::dense_gemm(desc, args, whole.unwrap_or(0), (0, 0), stream) };
-    match status {
-        // SAFETY: handed on.
-        kernels::Status::BadShape => unsafe { kernels::portable_gemm(desc, args, stream) },
-        status => status,
+    let cut = (args.tokens <= MOST_CUT_TOKENS).then_some(SMALLEST_CUT);
+    for tactic in cut.into_iter().chain(whole) {
+        // SAFETY: handed on; what needs a workspace refuses.
+        match unsafe { kernels::dense_gemm(desc, args, tactic, (0, 0), stream) } {
+            kernels::Status::BadShape => (),
+            status => return status.into_result("launch"),
+        }
     }
-    .into_result("launch")
+    // SAFETY: handed on.
+    unsafe { kernels::portable_gemm(desc, args, stream) }.into_result("launch")
 }
 
 /// # Safety
@@ -145,6 +152,7 @@ mod tests {
         assert!(first(&qkv, 8192).starts_with("tiled-128x"), "{}", first(&qkv, 8192));
         // One or two tiles: cut, they keep more than two multiprocessors busy.
         assert_eq!(first(&router, 64), "tiled-64x64-split");
+        assert_eq!(name(SMALLEST_CUT), "tiled-64x64-split");
     }
 
     #[test]

@@ -11,6 +11,8 @@ constexpr uint32_t kGroupTokens = 2048;  // tokens that share a pass over the we
 
 template <class S>
 int units = 0;  // blocks, or pairs of them, that are resident at once
+template <class S>
+int clusters[Schedule::kMostParts + 1] = {};  // the same of clusters of so many blocks
 
 template <class S>
 int start(const GossamerGemmDesc& d, const GossamerGemmArgs& a, bool split, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
@@ -36,16 +38,18 @@ int start(const GossamerGemmDesc& d, const GossamerGemmArgs& a, bool split, void
   if (!tiles) return GOSSAMER_OK;
   p.vectors = vectors;
   p.schedule = Schedule::make((a.tokens + S::kUnitTokens - 1) / S::kUnitTokens, tiles, (d.in_features + kK - 1) / kK, kGroupTokens / S::kUnitTokens, units<S>, split);
+  if (S::kCluster == 1 && split) p.cluster = p.schedule.cut_all(clusters<S>);
   const uint32_t blocks = p.schedule.blocks * S::kCluster;
   p.residual = d.residual ? reinterpret_cast<const void*>(a.residual) : nullptr;
   p.out = reinterpret_cast<void*>(a.out);
   p.tokens = a.tokens;
   p.float_out = d.out != GOSSAMER_BF16;
-  if (p.schedule.cut_tiles) {
+  if (p.schedule.cut_tiles && !p.cluster) {
     if (workspace_bytes < GOSSAMER_DENSE_FLAGS + blocks * S::kPartBytes || blocks * 4 > GOSSAMER_DENSE_FLAGS) return GOSSAMER_BAD_SHAPE;
     p.flags = static_cast<uint32_t*>(workspace);
     p.parts = reinterpret_cast<float4*>(static_cast<uint8_t*>(workspace) + GOSSAMER_DENSE_FLAGS);
   }
+  if (p.cluster) return launch_cluster(tiled_kernel<S>, blocks, kThreads, p.schedule.parts, S::kSharedBytes, stream, true, maps, p);
   if constexpr (S::kCluster > 1) return launch_cluster(tiled_kernel<S>, blocks, kThreads, S::kCluster, S::kSharedBytes, stream, true, maps, p);
   else return launch(tiled_kernel<S>, blocks, kThreads, S::kSharedBytes, stream, true, maps, p);
 }
@@ -54,6 +58,7 @@ template <class S>
 bool allow() {
   if (!allow_shared(tiled_kernel<S>, S::kSharedBytes)) return false;
   units<S> = S::kCluster > 1 ? resident_clusters(tiled_kernel<S>, kThreads, S::kCluster, S::kSharedBytes) : multiprocessors();
+  for (uint32_t parts = 2; parts <= Schedule::kMostParts; ++parts) clusters<S>[parts] = S::kCluster > 1 ? 0 : resident_clusters(tiled_kernel<S>, kThreads, parts, S::kSharedBytes);
   return units<S> > 0;
 }
 template <class S>

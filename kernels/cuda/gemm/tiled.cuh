@@ -8,7 +8,9 @@
 // full when all three copies have arrived, and empty when the consumers of both blocks have left it.
 //
 // Weights of a block's first stages are requested before the wait for the previous grid.
-// Tiles cut along K (schedule.cuh): parts go to the workspace as floats, in the order of the threads' registers, so a warp needs
+// Tiles cut along K (schedule.cuh), where all are and the device has room: the parts of a tile are a cluster. Each block leaves its
+// sums in its own shared memory, in the order of the threads' registers, and finishes a share of the tile's columns with what the
+// others left. Else parts go to the workspace as floats, in the order of the threads' registers, so a warp needs
 // nothing but the same warp of other blocks; it adds them in order of K, so results repeat bitwise.
 //
 // Refuses: gathered rows and norms (they go before), operands off 16-byte alignment. Any token count, any number of features.
@@ -48,6 +50,7 @@ struct Shape {
   static constexpr size_t kPartBytes = static_cast<size_t>(kM) * kN * 4;
   // Bytes from a stage to a consumer warpgroup's operands.
   static constexpr int kTokenOffset = kM == 128 ? 64 * kK * 2 : 0, kWeightOffset = kM == 128 ? 0 : kColumns * kK * 2;
+  static_assert(kConsumers * kSums * 4 <= kStages * kStageBytes, "the ring holds a cut tile's sums");
   static_assert(kStages >= 4 && kStageBytes % 1024 == 0 && 2 * kStages * 8 <= 256 && kN <= 256 && kColumns % 32 == 0);
 };
 
@@ -60,6 +63,7 @@ struct Product {
   float4* parts;
   uint32_t features[3], first_tile[3], first_column[3];
   uint32_t columns, tokens;
+  int cluster;  // the parts of a tile are a cluster
   int float_out, vectors;  // vectors: out and residual can be moved in 16-byte pieces, segments in 128-byte chunks
 };
 struct Maps {
@@ -247,8 +251,89 @@ __device__ __forceinline__ void write_elements(const Product& p, const Place& at
   }
 }
 
+// Finishes this block's share of a cut tile: 16 columns at a time. All blocks of the cluster come here; `ring` is free by then.
+// Sums are added in order of K.
 template <class S>
-__device__ __forceinline__ void consume(const Product& p, const uint8_t* stages, uint8_t* buffers, float* biases, uint64_t* full, uint64_t* empty, uint32_t block,
+__device__ __forceinline__ void finish_share(const Product& p, const Place& at, int thread, const float (&sums)[S::kSums], const float* bias, float4* ring, uint8_t* buffer) {
+  constexpr uint32_t kUnits = S::kColumns / 16, kMost = (kUnits + 1) / 2;  // of two parts the larger share
+  const int lane = thread & 31, g = lane / 4, t = lane % 4;
+  const uint32_t rank = ptx::cluster_rank(), parts = p.schedule.parts, begin = kUnits * rank / parts, end = kUnits * (rank + 1) / parts;
+  ptx::named_sync(3, kConsumers);  // nobody reads the ring any more
+#pragma unroll
+  for (int i = 0; i < S::kSums / 4; ++i) ring[i * kConsumers + thread] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  ptx::cluster_arrive();
+  // What this lane moves to memory: 16 bytes of token lane / 2 of the warp's sixteen.
+  const bool pieces = p.vectors && !p.float_out;
+  const bool live = pieces && at.token + lane / 2 < p.tokens;
+  const size_t first = static_cast<size_t>(at.token + lane / 2) * p.columns + p.first_column[at.segment] + at.feature + lane % 2 * 8;
+  const auto inside = [&](uint32_t unit) { return unit < end && at.feature + unit * 16 < p.features[at.segment]; };
+  uint4 residual[kMost];
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) {
+    residual[i] = make_uint4(0, 0, 0, 0);
+    if (live && p.residual && inside(begin + i)) residual[i] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(p.residual) + first + (begin + i) * 16);
+  }
+  ptx::cluster_wait();
+  // Rows of 32 bytes, their halves exchanged every four rows, so that eight rows lie in different banks.
+  const auto place = [&](int row, int half) { return row * 32 + ((half ^ (row >> 2 & 1)) << 4); };
+  const uint32_t matrices = ptx::shared_address(buffer) + place(lane % 16, lane / 16);
+  uint4* const piece = reinterpret_cast<uint4*>(buffer + place(lane / 2, lane % 2));
+  // The others' sums of the next columns are on their way while these are written: a load takes as long as from L2.
+  float4 coming[Schedule::kMostParts][2];
+  const auto request = [&](uint32_t unit) {
+#pragma unroll
+    for (uint32_t other = 0; other < Schedule::kMostParts; ++other)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (other < parts && unit < end) coming[other][half] = ptx::cluster_load(ring + (2 * unit + half) * kConsumers + thread, other);
+  };
+  request(begin);
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) {
+    const uint32_t unit = begin + i;
+    if (!inside(unit)) break;
+    float v[8] = {};
+#pragma unroll
+    for (uint32_t other = 0; other < Schedule::kMostParts; ++other)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 part = coming[other][half];
+        if (other < parts) v[4 * half] += part.x, v[4 * half + 1] += part.y, v[4 * half + 2] += part.z, v[4 * half + 3] += part.w;
+      }
+    if (i + 1 < kMost) request(unit + 1);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] += bias[unit * 16 + j / 4 * 8 + 2 * t + j % 2];
+    if (pieces) {
+      uint32_t words[4] = {};
+      if (p.residual) {
+        *piece = residual[i];
+        __syncwarp();
+        ptx::load_matrix_x4(words, matrices);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[j] = pack(v[2 * j] + __uint_as_float(words[j] << 16), v[2 * j + 1] + __uint_as_float(words[j] & 0xFFFF0000u));
+      ptx::store_matrix_x4(matrices, words);
+      __syncwarp();
+      if (live) *reinterpret_cast<uint4*>(static_cast<bf16*>(p.out) + first + unit * 16) = *piece;
+      __syncwarp();
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t column = unit * 16 + j / 4 * 8 + 2 * t + j % 2, token = at.token + g + j % 4 / 2 * 8;
+      if (token >= p.tokens || at.feature + column >= p.features[at.segment]) continue;
+      const size_t to = static_cast<size_t>(token) * p.columns + p.first_column[at.segment] + at.feature + column;
+      if (p.float_out) {
+        static_cast<float*>(p.out)[to] = v[j] + (p.residual ? static_cast<const float*>(p.residual)[to] : 0.f);
+      } else {
+        static_cast<bf16*>(p.out)[to] = __float2bfloat16(v[j] + (p.residual ? __bfloat162float(static_cast<const bf16*>(p.residual)[to]) : 0.f));
+      }
+    }
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void consume(const Product& p, uint8_t* stages, uint8_t* buffers, float* biases, uint64_t* full, uint64_t* empty, uint32_t block,
                                         uint32_t rank) {
   const int thread = threadIdx.x - 128, group = thread / 128, warp = thread / 32, lane = thread & 31;
   const uint32_t tokens = ptx::shared_address(stages) + group * S::kTokenOffset;
@@ -274,7 +359,7 @@ __device__ __forceinline__ void consume(const Product& p, const uint8_t* stages,
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t c = thread % 128 + i * 128;
-      if (from && piece.k_begin == 0 && c < S::kColumns && at.feature + c < p.features[at.segment]) own_bias[i] = ptx::load_half(from + at.feature + c);
+      if (from && (p.cluster || piece.k_begin == 0) && c < S::kColumns && at.feature + c < p.features[at.segment]) own_bias[i] = ptx::load_half(from + at.feature + c);
     }
     for (uint32_t k = piece.k_begin; k < piece.k_end; ++k) {
       ptx::barrier_wait(&full[ring.stage], ring.phase);
@@ -287,6 +372,17 @@ __device__ __forceinline__ void consume(const Product& p, const uint8_t* stages,
       release(&empty[ring.previous()], k != piece.k_begin);
       ring.next();
     }
+    if constexpr (S::kCluster == 1)
+      if (p.cluster) {
+        at.token += warp % 4 * 16;
+        ptx::wgmma_wait<0>();
+        // Here the only piece of this block.
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (thread % 128 + i * 128 < S::kColumns) bias[thread % 128 + i * 128] = ptx::bf16_low(own_bias[i]);
+        finish_share<S>(p, at, thread, sums, bias, reinterpret_cast<float4*>(stages), buffer);
+        return;
+      }
     const bool whole = p.vectors && p.residual && !p.float_out;
     Writer<bf16, S::kColumns> writer;
     at.token += warp % 4 * 16;
@@ -334,7 +430,8 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
   float* bias = reinterpret_cast<float*>(buffers + kWarps * kBufferBytes);
   uint64_t* full = reinterpret_cast<uint64_t*>(bias + 2 * S::kColumns);
   uint64_t* empty = full + S::kStages;
-  const uint32_t block = (gridDim.x - 1 - blockIdx.x) / S::kCluster, rank = S::kCluster == 1 ? 0 : ptx::cluster_rank();
+  const uint32_t rank = S::kCluster == 1 ? 0 : ptx::cluster_rank();
+  const uint32_t block = p.cluster ? blockIdx.x % p.schedule.parts * p.schedule.cut_tiles + blockIdx.x / p.schedule.parts : (gridDim.x - 1 - blockIdx.x) / S::kCluster;
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
     ptx::tensor_prefetch_map(&maps.tokens);
@@ -348,11 +445,12 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
     ptx::give_registers<S::kProducerRegisters>();
     if (threadIdx.x == 0) produce<S>(maps, p, stages, full, empty, block, rank);
     __syncwarp();
+    if (S::kCluster == 1 && p.cluster) ptx::cluster_sync();  // with the consumers, who leave their sums
   } else {
     ptx::take_registers<S::kConsumerRegisters>();
     consume<S>(p, stages, buffers, bias, full, empty, block, rank);
   }
-  if constexpr (S::kCluster > 1) ptx::cluster_sync();  // no block leaves while the other may still write to it
+  if (S::kCluster > 1 || p.cluster) ptx::cluster_sync();  // no block leaves while another may still write to it or read from it
 }
 
 }  // namespace

@@ -53,8 +53,10 @@ inline uint32_t cluster_rank() { fail("a cluster"); }
 inline void cluster_sync() { fail("a cluster"); }
 inline void cluster_arrive_if(uint64_t*, uint32_t, bool) { fail("a cluster"); }
 inline void cluster_wait() { fail("a cluster"); }
+inline void cluster_arrive() { fail("a cluster"); }
 inline void cluster_arrive_relaxed() { fail("a cluster"); }
 inline void cluster_send(float4*, uint64_t*, uint32_t, float4) { fail("a cluster"); }
+inline float4 cluster_load(const float4*, uint32_t) { fail("a cluster"); }
 
 // --- cp.async ---
 template <int kBytes>

@@ -227,6 +227,7 @@ __device__ __forceinline__ void cluster_arrive_if(uint64_t* bar, uint32_t rank, 
       : "memory");
 }
 // Arrives without the fence that `release` is, which waits for all loads under way; for when nothing was written yet.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 // The other half.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
@@ -251,6 +252,12 @@ __device__ __forceinline__ void cluster_send(float4* local, uint64_t* bar, uint3
 // Store to the same shared address of block `rank` of the cluster.
 __device__ __forceinline__ void cluster_store(float* local, uint32_t rank, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapped(local, rank)), "f"(v) : "memory");
+}
+// Load from the same shared address of block `rank` of the cluster.
+__device__ __forceinline__ float4 cluster_load(const float4* local, uint32_t rank) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(mapped(local, rank)) : "memory");
+  return v;
 }
 
 // --- loads ---------------------------------------------------------------------------------------------------------------
