@@ -450,7 +450,10 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
     ptx::take_registers<S::kConsumerRegisters>();
     consume<S>(p, stages, buffers, bias, full, empty, block, rank);
   }
-  if (S::kCluster > 1 || p.cluster) ptx::cluster_sync();  // no block leaves while another may still write to it or read from it
+  // No block leaves while another may still write to it, or read from it. Reads are over where their sums have been stored; those
+  // stores are not waited for.
+  if constexpr (S::kCluster > 1) ptx::cluster_sync();
+  else if (p.cluster) ptx::cluster_arrive_relaxed(), ptx::cluster_wait();
 }
 
 }  // namespace

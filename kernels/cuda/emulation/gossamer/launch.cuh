@@ -15,6 +15,7 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cuda
   return GOSSAMER_OK;
 }
 // Clusters are not emulated.
+constexpr bool kClusters = false;
 template <typename... Params, typename... Args>
 int launch_cluster(void (*)(Params...), dim3, dim3, int, size_t, cudaStream_t, bool, Args...) {
   return GOSSAMER_LAUNCH_FAILED;

@@ -226,8 +226,9 @@ __device__ __forceinline__ void cluster_arrive_if(uint64_t* bar, uint32_t rank, 
       "r"(rank), "r"(static_cast<uint32_t>(condition))
       : "memory");
 }
-// Arrives without the fence that `release` is, which waits for all loads under way; for when nothing was written yet.
+// The first half of cluster_sync.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Arrives without the fence that `release` is, which waits for all loads under way; for when nothing was written yet.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 // The other half.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
