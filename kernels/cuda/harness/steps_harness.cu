@@ -109,7 +109,7 @@ void time_layer(int layers) {
     const auto qkv_product = [&](int l, int tactic, cudaStream_t st) { dense(normed.p, *weights[0][l], hidden, columns, false, false, qkv.p, tactic, st); };
     const auto o_product = [&](int l, int tactic, cudaStream_t st) { dense(qkv.p, *weights[1][l], heads, hidden, true, false, x.p, tactic, st); };
     const auto router_alone = [&](int l, cudaStream_t st) {
-      GossamerRouterArgs ra = {x.p, gain.p, weights[2][l]->p, bias.p, logits.p, normed.p, 1e-5f, static_cast<int>(tokens), hidden, experts, nullptr, 0};
+      GossamerRouterArgs ra = {x.p, gain.p, weights[2][l]->p, bias.p, logits.p, normed.p, 1e-5f, static_cast<int>(tokens), hidden, experts};
       REQUIRE_OK(gossamer_router(&ra, st));
     };
     std::printf("tactics %d (qkv), %d (o)\n", c.qkv, c.o);
