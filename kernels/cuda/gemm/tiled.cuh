@@ -8,9 +8,9 @@
 // full when all three copies have arrived, and empty when the consumers of both blocks have left it.
 //
 // Weights of a block's first stages are requested before the wait for the previous grid.
-// Tiles cut along K (schedule.cuh), where all are and the device has room: the parts of a tile are a cluster. Each block leaves its
-// sums in its own shared memory, in the order of the threads' registers, and finishes a share of the tile's columns with what the
-// others left. Else parts go to the workspace as floats, in the order of the threads' registers, so a warp needs
+// Tiles cut along K (schedule.cuh), where they are few: the parts of a tile are a cluster. Each block leaves its sums in its own
+// shared memory, in the order of the threads' registers, and finishes a share of the tile's columns with what the others left. Else
+// parts go to the workspace as floats, in the order of the threads' registers, so a warp needs
 // nothing but the same warp of other blocks; it adds them in order of K, so results repeat bitwise.
 //
 // Refuses: gathered rows and norms (they go before), operands off 16-byte alignment. Any token count, any number of features.
@@ -450,10 +450,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiled_kernel(const __grid_constan
     ptx::take_registers<S::kConsumerRegisters>();
     consume<S>(p, stages, buffers, bias, full, empty, block, rank);
   }
-  // No block leaves while another may still write to it, or read from it. Reads are over where their sums have been stored; those
-  // stores are not waited for.
-  if constexpr (S::kCluster > 1) ptx::cluster_sync();
-  else if (p.cluster) ptx::cluster_arrive_relaxed(), ptx::cluster_wait();
+  if (S::kCluster > 1 || p.cluster) ptx::cluster_sync();  // no block leaves while another may still write to it or read from it
 }
 
 }  // namespace
