@@ -2,29 +2,23 @@
 // Sampling as `backend-api/src/ops/sample.rs` documents it, without a sort: several blocks a row look for the best token, then one
 // block a row does what needs the row whole.
 //
-// Top-k and top-p cut the row at a value. Logits are mapped to order-preserving integers, and the cut is found by radix selection
-// over their 32 bits: by count for top-k, by probability mass in 40-bit fixed point for top-p, so that sums do not depend on
-// the order in which threads add. Of equal logits at the cut the lower ids stay, up to the count.
+// Top-k and top-p cut the row at a value (cut.cuh): by count for top-k, by probability mass in 40-bit fixed point for top-p. Of equal
+// logits at the cut the lower ids stay, up to the count.
 //
 // Where nothing is cut off, a token's noise is worked out only if it could win. Noise from u is at most -ln(1 - u), so against a
 // score that was reached already (`Bar`), a look at four tokens' largest logit and largest random word tells.
 //
 // Invariant: which token is drawn depends on the row alone. A token is passed over only if its score, as it would be computed, is
 // below a computed one; how many blocks and threads share a row, and who comes first, decides what is passed over and nothing else.
-#include "common.cuh"
+#include "cut.cuh"
 #include "gossamer/ptx/sm90.cuh"
 
 namespace gossamer::portable {
 namespace {
 
-constexpr int kThreads = 1024;     // of the block that has a row
 constexpr int kScanThreads = 256;  // of those that share it
 constexpr float kMassUnit = 1099511627776.f;  // 2^40
 
-__device__ __forceinline__ uint32_t order(float v) {
-  const uint32_t b = __float_as_uint(v);
-  return b & 0x80000000u ? ~b : b | 0x80000000u;
-}
 __device__ __forceinline__ float value_of(uint32_t order) { return __uint_as_float(order & 0x80000000u ? order & 0x7FFFFFFFu : ~order); }
 
 // Philox4x32-10 (Salmon et al. 2011): the numbers of the four tokens from 4 * group on.
@@ -50,9 +44,9 @@ __device__ __forceinline__ float gumbel(uint32_t word) {
   const float inner = n < rest ? logf((static_cast<float>(n) + .5f) * kStep) : log1pf((static_cast<float>(rest) + .5f) * -kStep);
   return -__logf(-inner);
 }
+__device__ __forceinline__ uint32_t word_of(uint4 words, uint32_t i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; }
 __device__ float gumbel(uint64_t seed, uint32_t token, uint32_t position, uint32_t choice) {
-  const uint4 words = philox(seed, token / 4, position, choice);
-  return gumbel(token % 4 == 0 ? words.x : token % 4 == 1 ? words.y : token % 4 == 2 ? words.z : words.w);
+  return gumbel(word_of(philox(seed, token / 4, position, choice), token % 4));
 }
 constexpr float kMostNoise = 17.4f;  // no word gives more
 
@@ -74,35 +68,6 @@ __device__ Best block_best(Best b, Best* scratch) {
   b = lane < kBlock / 32 ? scratch[lane] : none();
   for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
   return b;
-}
-
-// The largest cut such that the tokens at or above it weigh at least `wanted`. `weight(v)` is what one token weighs.
-// On return `above` is the weight of the tokens strictly above the cut.
-template <class W>
-__device__ uint32_t radix_cut(const float* x, uint32_t n, uint32_t floor, unsigned long long wanted, unsigned long long* histogram,
-                              unsigned long long& above, W weight) {
-  uint32_t prefix = 0, mask = 0;
-  above = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < 256; i += kThreads) histogram[i] = 0;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
-      const uint32_t o = order(x[i]);
-      if (o >= floor && (o & mask) == prefix) atomicAdd(&histogram[(o >> shift) & 255], weight(x[i]));
-    }
-    __syncthreads();
-    unsigned long long sum = above;
-    int digit = 255;
-    for (; digit > 0; --digit) {
-      if (sum + histogram[digit] >= wanted) break;
-      sum += histogram[digit];
-    }
-    above = sum;
-    prefix |= static_cast<uint32_t>(digit) << shift;
-    mask |= 255u << shift;
-    __syncthreads();
-  }
-  return prefix;
 }
 
 constexpr uint32_t kMaxSlices = 64;
@@ -242,7 +207,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
                                                          uint32_t* bars, const Best* scanned, uint32_t slices) {
   __shared__ float scratch[32], reached;
   __shared__ Best best_scratch[32];
-  __shared__ unsigned long long histogram[256];
+  __shared__ unsigned long long bins[kBins];
+  __shared__ Crossing crossed;
   const uint32_t row = blockIdx.x, n = d.vocab;
   const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
   float* x = at<float>(a.logits) + static_cast<size_t>(row) * n;
@@ -256,16 +222,17 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   float raw_max = 0, raw_log_sum = 0;
   if (logprobs) {
     float m = -INFINITY, sum = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += kThreads) m = fmaxf(m, x[i]);
+    for_each(x, n, [&](float v, uint32_t) { m = fmaxf(m, v); });
     raw_max = block_reduce(m, scratch, -INFINITY, fmax2);
-    for (uint32_t i = threadIdx.x; i < n; i += kThreads) sum += expf(x[i] - raw_max);
+    for_each(x, n, [&](float v, uint32_t) { sum += expf(v - raw_max); });
     raw_log_sum = logf(block_reduce(sum, scratch, 0.f, add2));
     const uint32_t wanted = min(min(r.logprobs, d.max_logprobs), n);
     Best last = {INFINITY, 0};
     for (uint32_t k = 0; k < wanted; ++k) {
       Best b = {-INFINITY, ~0u};
-      for (uint32_t i = threadIdx.x; i < n; i += kThreads)
-        if (k == 0 || x[i] < last.value || (x[i] == last.value && i > last.id)) b = better(b, Best{x[i], i});
+      for_each(x, n, [&](float v, uint32_t i) {
+        if (i < n && (k == 0 || v < last.value || (v == last.value && i > last.id))) b = better(b, Best{v, i});
+      });
       last = block_best(b, best_scratch);
       if (threadIdx.x == 0) {
         at<uint32_t>(a.top_ids)[static_cast<size_t>(row) * d.max_logprobs + k] = d.vocab_offset + last.id;
@@ -292,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     unsigned long long ties_left = ~0ull, above;
     if (r.top_k && r.top_k < n) {
       const auto one = [](float) { return 1ull; };
-      cut = max(cut, radix_cut(x, n, cut, r.top_k, histogram, above, one));
+      cut = max(cut, cut_of(x, n, peak.value, cut, r.top_k, bins, &crossed, above, one));
       ties_cut = cut;
       ties_left = r.top_k - above;
     }
@@ -300,26 +267,34 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
       const float top = peak.value;
       const auto mass = [top](float v) { return static_cast<unsigned long long>(__expf(v - top) * kMassUnit); };
       unsigned long long total = 0;
-      for (uint32_t i = threadIdx.x; i < n; i += kThreads)
-        if (order(x[i]) >= cut) total += mass(x[i]);
-      total = block_reduce(total, histogram, 0ull, [](unsigned long long p, unsigned long long q) { return p + q; });
+      for_each(x, n, [&](float v, uint32_t) {
+        if (order(v) >= cut) total += mass(v);
+      });
+      total = block_reduce(total, bins, 0ull, [](unsigned long long p, unsigned long long q) { return p + q; });
       __syncthreads();
       const unsigned long long wanted = max(1ull, static_cast<unsigned long long>(static_cast<double>(total) * r.top_p));
-      cut = max(cut, radix_cut(x, n, cut, wanted, histogram, above, mass));
+      cut = max(cut, cut_of(x, n, top, cut, wanted, bins, &crossed, above, mass));
     }
     if (r.min_p > 0) cut = max(cut, order(peak.value + logf(r.min_p)));
     drawn = none();
-    for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
-      const uint32_t o = order(x[i]);
-      if (o < cut) continue;
-      if (o == ties_cut && ties_left != ~0ull) {
-        // Rank among the equal ones; rare, so a plain count will do.
-        unsigned long long rank = 0;
+    // Of equal ones at top-k's cut, those that are not too many. Rare, so a plain count will do.
+    const auto stays = [&](uint32_t o, uint32_t i) {
+      unsigned long long rank = 0;
+      if (o == ties_cut && ties_left != ~0ull)
         for (uint32_t j = 0; j < i && rank < ties_left; ++j) rank += order(x[j]) == o;
-        if (rank >= ties_left) continue;
+      return rank < ties_left;
+    };
+    for_fours(x, n, [&](float4 four, uint32_t first) {
+      if (order(fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w))) < cut) return;
+      const uint32_t token = d.vocab_offset + first;
+      const uint4 words = philox(r.seed, token / 4, r.position, r.choice);
+#pragma unroll 1
+      for (uint32_t i = first; i < first + 4; ++i) {
+        const uint32_t o = order(four.x);
+        if (o >= cut && stays(o, i)) drawn = better(drawn, Best{four.x + (token % 4 ? gumbel(r.seed, d.vocab_offset + i, r.position, r.choice) : gumbel(word_of(words, i - first))), i});
+        four = make_float4(four.y, four.z, four.w, 0);
       }
-      drawn = better(drawn, Best{x[i] + gumbel(r.seed, d.vocab_offset + i, r.position, r.choice), i});
-    }
+    });
     drawn = block_best(drawn, best_scratch);
     if (drawn.id == ~0u) drawn = peak;
   }
