@@ -6,7 +6,8 @@
 //! in flight.
 //!
 //! Decode steps up to a size are captured in graphs, one per padded batch size and table stride: the first step of a kind
-//! runs kernel by kernel, which loads them, the second is captured. Padding uses a KV block that no sequence owns.
+//! runs kernel by kernel, which loads them, and while the device is busy with it its graph is captured behind it. Padding uses a
+//! KV block that no sequence owns.
 //!
 //! Invariant: an input's address depends only on the sizes that are part of a graph's key.
 //! Invariant: a result has its tokens in the order of the plan's runs, whatever order the device computed them in.
@@ -70,12 +71,15 @@ struct Key {
 }
 
 enum Captured {
-    /// It ran once, kernel by kernel.
-    Seen,
     /// It can be replayed.
     Graph(Executable),
     /// The device refused to capture it.
     Refused,
+}
+
+fn refused(key: Key, error: &dyn std::error::Error) -> Captured {
+    tracing::warn!(%error, ?key, "decode steps of this size run without a graph");
+    Captured::Refused
 }
 
 /// The steps under way.
@@ -411,25 +415,16 @@ impl Model {
         };
         let Some(key) = key else { return launch(steps) };
         match steps.graphs.get(&key) {
-            None => {
-                launch(steps)?;
-                steps.graphs.insert(key, Captured::Seen);
-            }
-            Some(Captured::Graph(graph)) => steps.stream.launch(graph)?,
-            Some(Captured::Refused) => launch(steps)?,
-            Some(Captured::Seen) => match steps.stream.capture(|| launch(steps)) {
-                Ok(Ok(graph)) => {
-                    steps.stream.launch(&graph)?;
-                    steps.graphs.insert(key, Captured::Graph(graph));
-                }
-                Ok(Err(error)) => return Err(error),
-                Err(error) => {
-                    tracing::warn!(%error, ?key, "decode steps of this size run without a graph");
-                    steps.graphs.insert(key, Captured::Refused);
-                    launch(steps)?;
-                }
-            },
+            Some(Captured::Graph(graph)) => return Ok(steps.stream.launch(graph)?),
+            Some(Captured::Refused) => return launch(steps),
+            None => launch(steps)?,
         }
+        let captured = match steps.stream.capture(|| launch(steps)) {
+            Ok(Ok(graph)) => Captured::Graph(graph),
+            Ok(Err(error)) => refused(key, &error),
+            Err(error) => refused(key, &error),
+        };
+        steps.graphs.insert(key, captured);
         Ok(())
     }
 
