@@ -28,6 +28,7 @@ use gossamer_worker::cuda::{Buffer, Cuda, Stream, download};
 use gossamer_worker::latency::{self, Case, Roofs};
 use gossamer_worker::{CudaOptions, Executor, Model, ModelOptions, TuneLimits, pool};
 use serde::Deserialize;
+use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -81,17 +82,17 @@ struct Device {
 }
 
 impl Device {
-    fn open(directory: &Path) -> Self {
-        let cuda = Cuda::open(0).unwrap();
+    fn open(directory: &str) -> Result<Self, Box<dyn Error>> {
+        let cuda = Cuda::open(0)?;
         println!("{}, {}", cuda.name(), cuda.driver());
-        let host: &'static HostServices = pool::start_for(1, false, Some(0)).unwrap();
+        let host: &'static HostServices = pool::start_for(1, false, Some(0))?;
         let mut list: Vec<Arc<dyn KernelBackend>> = Vec::new();
-        for file in loader::discover(directory).unwrap() {
-            let backend = loader::open(&file.unwrap(), host).unwrap();
+        for file in loader::discover(Path::new(directory))? {
+            let backend = loader::open(&file?, host)?;
             println!("backend {} {}", backend.name(), backend.version());
             list.push(Arc::new(backend));
         }
-        Self { cuda, list }
+        Ok(Self { cuda, list })
     }
 
     fn model(&self, directory: &Path, options: &ModelOptions, capture_size: u32) -> Model {
@@ -530,20 +531,27 @@ fn latency(device: &Device, directory: &Path, timing: &Timing) -> bool {
     measured.len() == cases.len()
 }
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+fn run(arguments: &[String]) -> Result<ExitCode, Box<dyn Error>> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let fine = match words[..] {
-        ["golden", backends, _, ..] => golden(&Device::open(Path::new(backends)), &arguments[2..]),
-        ["conformance", backends, ..] => conformance(&Device::open(Path::new(backends)), &arguments[2..]),
-        ["fusion", backends, _, ..] => fusion::run(&Device::open(Path::new(backends)), &arguments[2..]),
+        ["golden", backends, _, ..] => golden(&Device::open(backends)?, &arguments[2..]),
+        ["conformance", backends, ..] => conformance(&Device::open(backends)?, &arguments[2..]),
+        ["fusion", backends, _, ..] => fusion::run(&Device::open(backends)?, &arguments[2..]),
         ["latency", backends, model, ..] => {
-            latency(&Device::open(Path::new(backends)), Path::new(model), &Timing::parse(&arguments[3..]))
+            latency(&Device::open(backends)?, Path::new(model), &Timing::parse(&arguments[3..]))
         }
         _ => {
             eprintln!("usage: gpu-check golden|conformance|fusion|latency BACKEND_DIR [CHECKPOINT...]");
-            return ExitCode::from(2);
+            return Ok(ExitCode::from(2));
         }
     };
-    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    run(&arguments).unwrap_or_else(|error| {
+        eprintln!("gpu-check: {error}");
+        ExitCode::FAILURE
+    })
 }
