@@ -160,6 +160,8 @@ pub struct Slot {
     /// Occurrences per token; kept only where a penalty needs them.
     pub occurrences: BTreeMap<u32, Occurrences>,
     counts: bool,
+    /// How many of the last `tokens` are places for tokens that are being drawn.
+    undrawn: u32,
 }
 
 impl Slot {
@@ -178,6 +180,7 @@ impl Slot {
             tables: vec![BlockTable::default(); groups],
             occurrences: BTreeMap::new(),
             counts,
+            undrawn: 0,
         };
         for token in &join.tokens {
             slot.push(*token);
@@ -200,20 +203,27 @@ impl Slot {
     /// Appends a place for a token that is being drawn.
     pub fn push_undrawn(&mut self) {
         self.tokens.push(0);
+        self.undrawn += 1;
     }
 
     /// Fills the place at `position` with the token that was drawn for it.
     pub fn resolve(&mut self, position: u32, token: u32) {
         let Some(place) = self.tokens.get_mut(position as usize) else { return };
         *place = token;
+        self.undrawn = self.undrawn.saturating_sub(1);
         if self.counts {
             self.occurrences.entry(token).or_default().output += 1;
         }
     }
 
-    /// Whether drawing the next token needs to know all before it.
-    pub fn needs_history(&self) -> bool {
+    /// Whether a penalty counts tokens.
+    pub fn counts(&self) -> bool {
         self.counts
+    }
+
+    /// Tokens that are being drawn.
+    pub fn undrawn(&self) -> u32 {
+        self.undrawn
     }
 
     /// Tokens generated so far.

@@ -1,6 +1,6 @@
-//! Sampling against a full sort in float64.
+//! Sampling against a full sort in float64, and against itself with every token known beforehand.
 
-use super::{Bench, Memory, Outcome, Random};
+use super::{Bench, Memory, Outcome, Random, round};
 use crate::ops::{LogitEdit, SampleArgs, SampleDesc, SampleRow};
 use crate::{DType, OpArgs, OpDesc, OpKind, Support};
 
@@ -112,7 +112,7 @@ impl Broken {
 /// What may be drawn: the reference's token, or `None` where a filter's border or the race is too close to call.
 fn reference(row: &SampleRow, logits: &[f64], edits: &[LogitEdit], mask: &[u32], offset: u32) -> Option<u32> {
     let mut scores = logits.to_vec();
-    for edit in &edits[row.first_edit as usize..][..row.edits as usize] {
+    for edit in edits {
         if let Some(score) = scores.get_mut(edit.token.wrapping_sub(offset) as usize) {
             let repetition = f64::from(edit.repetition);
             *score =
@@ -179,7 +179,151 @@ fn reference(row: &SampleRow, logits: &[f64], edits: &[LogitEdit], mask: &[u32],
     (race.len() < 2 || race[0].0 - race[1].0 > CLOSE).then(|| race[0].1)
 }
 
-/// Sampling: tokens must be the reference's, log-probabilities within the bound.
+/// Rows of one case, and the tokens that they find on the device.
+#[derive(Default)]
+struct Rows {
+    rows: Vec<SampleRow>,
+    edits: Vec<LogitEdit>,
+    pending: Vec<Option<u32>>,
+}
+
+impl Rows {
+    fn push_edits(&mut self, wanted: u32, tokens: u32, random: &mut Random) {
+        let first_edit = self.edits.len();
+        for _ in 0..wanted {
+            let token = random.below(tokens);
+            if !self.edits[first_edit..].iter().any(|edit| edit.token == token) {
+                let mut add =
+                    || if random.below(3) == 0 { f32::NEG_INFINITY } else { random.normal() as f32 };
+                let (add, pending_add) = (add(), add());
+                let repetition = 1.0 + random.unit() as f32;
+                self.edits.push(LogitEdit { token, repetition, add, pending_add });
+            }
+        }
+    }
+
+    fn edits_of(&self, row: &SampleRow) -> &[LogitEdit] {
+        &self.edits[row.first_edit as usize..][..row.edits as usize]
+    }
+
+    /// A pending token for `row`, or none: one of its edits, the likeliest one, none of this shard, or the last one.
+    fn pending(
+        &self,
+        row: &SampleRow,
+        desc: &SampleDesc,
+        logits: &[f64],
+        random: &mut Random,
+    ) -> Option<u32> {
+        match random.below(6) {
+            0 => None,
+            1 => Some([desc.vocab_offset + desc.vocab, SampleRow::NO_TOKEN][random.below(2) as usize]),
+            2 => Some(desc.vocab_offset + desc.vocab - 1),
+            3 | 4 if row.edits > 0 => Some(self.edits_of(row)[random.below(row.edits) as usize].token),
+            _ => {
+                let likeliest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]))?;
+                Some(desc.vocab_offset + likeliest as u32)
+            }
+        }
+    }
+
+    /// The same rows, made when pending tokens were known.
+    fn known(&self) -> Self {
+        let mut known = Self { pending: vec![None; self.rows.len()], ..Self::default() };
+        for (row, pending) in self.rows.iter().zip(&self.pending) {
+            let first_edit = known.edits.len();
+            known.edits.extend(self.edits_of(row));
+            if let Some(token) = *pending {
+                let repetition = row.pending_repetition;
+                match known.edits[first_edit..].iter_mut().find(|edit| edit.token == token) {
+                    Some(edit) => (edit.repetition, edit.add) = (repetition, edit.pending_add),
+                    None => {
+                        let add = row.pending_add;
+                        known.edits.push(LogitEdit { token, repetition, add, pending_add: add });
+                    }
+                }
+            }
+            let edits = (known.edits.len() - first_edit) as u32;
+            known.rows.push(SampleRow { first_edit: first_edit as u32, edits, ..*row });
+        }
+        known
+    }
+
+    /// As the operation reads them.
+    fn put<M: Memory>(&self, bench: &mut Bench<M>) -> (u64, u64) {
+        let tokens: Vec<u32> = self.pending.iter().map(|token| token.unwrap_or(u32::MAX)).collect();
+        let tokens = bench.put_u32(&tokens);
+        let mut bytes = Vec::new();
+        for (index, row) in self.rows.iter().enumerate() {
+            let pending = if self.pending[index].is_some() { tokens + index as u64 * 4 } else { 0 };
+            bytes.extend(row.seed.to_ne_bytes());
+            for word in [row.position, row.choice] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            for value in [row.temperature, row.top_p, row.min_p] {
+                bytes.extend(value.to_ne_bytes());
+            }
+            for word in [row.top_k, row.first_edit, row.edits, row.logprobs, row.masked] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            bytes.extend(pending.to_ne_bytes());
+            for value in [row.pending_repetition, row.pending_add] {
+                bytes.extend(value.to_ne_bytes());
+            }
+        }
+        debug_assert_eq!(bytes.len(), size_of_val(self.rows.as_slice()));
+        let edits: Vec<u8> = self
+            .edits
+            .iter()
+            .flat_map(|edit| {
+                let values = [edit.repetition, edit.add, edit.pending_add].map(f32::to_ne_bytes);
+                [edit.token.to_ne_bytes(), values[0], values[1], values[2]].concat()
+            })
+            .collect();
+        (bench.memory.put(&bytes), bench.memory.put(&edits))
+    }
+}
+
+/// What was drawn.
+struct Draws {
+    tokens: Vec<u32>,
+    logprobs: Vec<f64>,
+    top_ids: Vec<u32>,
+    top_logprobs: Vec<f64>,
+}
+
+/// Launches one tactic on fresh copies of everything.
+fn draw<M: Memory>(
+    bench: &mut Bench<M>,
+    desc: &SampleDesc,
+    tactic: u32,
+    rows: &Rows,
+    values: &[f64],
+    masks: &[u32],
+) -> Result<Draws, String> {
+    let (count, most) = (rows.rows.len(), desc.max_logprobs as usize);
+    let (row_address, edits) = rows.put(bench);
+    let args = SampleArgs {
+        logits: bench.put_values(values, desc.logits).0,
+        rows: row_address,
+        edits,
+        masks: bench.put_u32(masks),
+        tokens: bench.put_u32(&vec![u32::MAX; count]),
+        logprobs: bench.put_poison(count, DType::F32),
+        top_ids: bench.put_u32(&vec![u32::MAX; count * most]),
+        top_logprobs: bench.put_poison(count * most, DType::F32),
+        row_count: count as u32,
+    };
+    bench.launch(&OpDesc::Sample(*desc), OpArgs::Sample(args), tactic, count as u32)?;
+    Ok(Draws {
+        tokens: bench.read_u32(args.tokens, count),
+        logprobs: bench.read_values(args.logprobs, count, DType::F32),
+        top_ids: bench.read_u32(args.top_ids, count * most),
+        top_logprobs: bench.read_values(args.top_logprobs, count * most, DType::F32),
+    })
+}
+
+/// Sampling: tokens must be the reference's, log-probabilities within the bound; and tokens, in any case, those of rows whose
+/// pending tokens were known when they were made.
 pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: u64) -> Vec<Outcome> {
     if !bench.wants(OpKind::Sample) {
         return Vec::new();
@@ -199,17 +343,10 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
         let words = vocab.div_ceil(32);
         let mut masks: Vec<u32> = (0..count * words).map(|_| (random.word() >> 7) as u32 | 1 << 4).collect();
         let mut values = random.normals(count * vocab, spread);
-        let (mut edits, mut sample_rows) = (Vec::new(), Vec::new());
+        let mut made = Rows::default();
         for index in 0..rows {
-            let first_edit = edits.len() as u32;
-            for _ in 0..index % 4 * 9 {
-                let token = random.below(desc.vocab_offset + desc.vocab + 9);
-                let taken = edits[first_edit as usize..].iter().any(|edit: &LogitEdit| edit.token == token);
-                if !taken {
-                    let add = if random.below(3) == 0 { f32::NEG_INFINITY } else { random.normal() as f32 };
-                    edits.push(LogitEdit { token, repetition: 1.0 + random.unit() as f32, add });
-                }
-            }
+            let first_edit = made.edits.len() as u32;
+            made.push_edits(index % 4 * 9, desc.vocab_offset + desc.vocab + 9, &mut random);
             let plain = random.below(2) == 0;
             let mut one_of = |values: &[f32]| values[random.below(values.len() as u32) as usize];
             let mut row = SampleRow {
@@ -221,9 +358,12 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
                 position: random.below(1000),
                 choice: index % 3,
                 first_edit,
-                edits: edits.len() as u32 - first_edit,
+                edits: made.edits.len() as u32 - first_edit,
                 logprobs: [SampleRow::NO_LOGPROBS, 0, 5, SampleRow::NO_LOGPROBS, 3][random.below(5) as usize],
                 masked: u32::from(random.below(5) == 0),
+                pending: 0,
+                pending_repetition: 1.0 + random.unit() as f32,
+                pending_add: [f32::NEG_INFINITY, -3.0, 0.25][random.below(3) as usize],
             };
             let logits = &mut values[index as usize * vocab..][..vocab];
             if index == 1 {
@@ -246,59 +386,34 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
                     masks[index as usize * words..][..words].fill(0);
                 }
             }
-            sample_rows.push(row);
+            let pending = made.pending(&row, &desc, logits, &mut random);
+            made.pending.push(pending);
+            made.rows.push(row);
         }
-        let (logits, values) = bench.put_values(&values, desc.logits);
-        let words_of = |row: &SampleRow| -> Vec<u8> {
-            let mut bytes = row.seed.to_ne_bytes().to_vec();
-            for word in [row.position, row.choice] {
-                bytes.extend(word.to_ne_bytes());
-            }
-            for value in [row.temperature, row.top_p, row.min_p] {
-                bytes.extend(value.to_ne_bytes());
-            }
-            for word in [row.top_k, row.first_edit, row.edits, row.logprobs, row.masked] {
-                bytes.extend(word.to_ne_bytes());
-            }
-            bytes
-        };
-        let row_bytes: Vec<u8> = sample_rows.iter().flat_map(words_of).collect();
-        debug_assert_eq!(row_bytes.len(), count * size_of::<SampleRow>());
-        let edit_bytes: Vec<u8> = edits
-            .iter()
-            .flat_map(|edit| {
-                [edit.token.to_ne_bytes(), edit.repetition.to_ne_bytes(), edit.add.to_ne_bytes()]
-            })
-            .flatten()
-            .collect();
-        let args = SampleArgs {
-            logits,
-            rows: bench.memory.put(&row_bytes),
-            edits: bench.memory.put(&edit_bytes),
-            masks: bench.put_u32(&masks),
-            tokens: bench.put_u32(&vec![u32::MAX; count]),
-            logprobs: bench.put_poison(count, DType::F32),
-            top_ids: bench.put_u32(&vec![u32::MAX; count * most]),
-            top_logprobs: bench.put_poison(count * most, DType::F32),
-            row_count: rows,
-        };
+        let values: Vec<f64> = values.iter().map(|value| round(*value, desc.logits)).collect();
+        let known = made.known();
         let case = format!("{case} tactic={}", tactic.name);
-        if let Err(message) = bench.launch(&op, OpArgs::Sample(args), tactic.id, rows) {
-            outcomes.push(Outcome { case: format!("{case}: {message}"), error: f64::NAN, bound });
-            continue;
-        }
-        let tokens = bench.read_u32(args.tokens, count);
-        let logprobs = bench.read_values(args.logprobs, count, DType::F32);
-        let top_ids = bench.read_u32(args.top_ids, count * most);
-        let top_logprobs = bench.read_values(args.top_logprobs, count * most, DType::F32);
+        let mut launch = |rows: &Rows| draw(bench, &desc, tactic.id, rows, &values, &masks);
+        let (drawn, known_drawn) = match launch(&made).and_then(|drawn| Ok((drawn, launch(&known)?))) {
+            Ok(both) => both,
+            Err(message) => {
+                outcomes.push(Outcome { case: format!("{case}: {message}"), error: f64::NAN, bound });
+                continue;
+            }
+        };
+        let Draws { tokens, logprobs, top_ids, top_logprobs } = drawn;
         let (mut error, mut case) = (0f64, case);
-        for (r, row) in sample_rows.iter().enumerate() {
+        for (r, row) in known.rows.iter().enumerate() {
             let logits = &values[r * vocab..][..vocab];
             let mask = &masks[r * words..][..words];
-            let wanted = reference(row, logits, &edits, mask, desc.vocab_offset);
-            if wanted.is_some_and(|token| token != tokens[r]) {
+            let wanted = reference(row, logits, known.edits_of(row), mask, desc.vocab_offset);
+            let same = known_drawn.tokens[r];
+            if wanted.is_some_and(|token| token != tokens[r]) || same != tokens[r] {
                 error = f64::NAN;
-                case = format!("{case}: row {r} {row:?}: expected {wanted:?}, got {}", tokens[r]);
+                let (pending, got) = (made.pending[r], tokens[r]);
+                case = format!(
+                    "{case}: row {r} {row:?}, pending {pending:?}: expected {wanted:?}, got {got}; {same} where it was known"
+                );
                 break;
             }
             let broken = Broken::of(r as u32);

@@ -22,8 +22,8 @@ pub struct SampleDesc {
     pub max_logprobs: u32,
 }
 
-/// A change to one logit of one row: `x = x > 0 ? x / repetition : x * repetition; x += add`. An `add` of -inf forbids
-/// the token.
+/// A change to one logit of one row: `x = x > 0 ? x / repetition : x * repetition; x += add`, each step rounded to float32. An `add`
+/// of -inf forbids the token.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitEdit {
@@ -33,9 +33,17 @@ pub struct LogitEdit {
     pub repetition: f32,
     /// Bias minus presence and frequency penalties.
     pub add: f32,
+    /// What takes the place of `add` where the row's pending token is this one; that of `repetition` is then taken by the row's.
+    pub pending_add: f32,
 }
 
 /// How one row is drawn.
+///
+/// A sequence's last token may be on the device and nowhere else while the row is made: its pending token. The row then says where it
+/// lies, and what its logit is changed by: `pending_add` of its edit, or, where it has none, the row's. What is no token of this shard
+/// has no effect.
+///
+/// Invariant: a row with a pending token draws what the row does that was made when that token was known.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
@@ -61,6 +69,12 @@ pub struct SampleRow {
     pub logprobs: u32,
     /// 1: `SampleArgs::masks` has a row for this one, in which a 0 bit forbids the token.
     pub masked: u32,
+    /// Address of the pending token, a u32 that is written when the operation runs; 0: there is none.
+    pub pending: u64,
+    /// `repetition` of the pending token's edit.
+    pub pending_repetition: f32,
+    /// `add` of the pending token's edit where `edits` has none of that token.
+    pub pending_add: f32,
 }
 
 impl SampleRow {

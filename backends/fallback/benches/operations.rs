@@ -233,7 +233,9 @@ impl Builder<'_> {
             bytes.extend(u64::from(row).to_ne_bytes());
             bytes.extend([0u32, 0].iter().flat_map(|word| word.to_ne_bytes()));
             bytes.extend([temperature, top_p, 0.0].iter().flat_map(|value| value.to_ne_bytes()));
-            bytes.extend([0u32, 0, 0, SampleRow::NO_LOGPROBS, 0].iter().flat_map(|word| word.to_ne_bytes()));
+            // The last four: no pending token.
+            let words = [0, 0, 0, SampleRow::NO_LOGPROBS, 0, 0, 0, 0, 0];
+            bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
         }
         let args = SampleArgs {
             logits: self.activations((rows * VOCAB) as usize, DType::F32),

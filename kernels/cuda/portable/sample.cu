@@ -76,6 +76,7 @@ constexpr uint32_t kBars = 1024;  // the workspace's first 4096 bytes are zero b
 struct Row {
   const GossamerLogitEdit* edits;
   const uint32_t* mask;
+  uint32_t pending;  // the token that nobody knew when the row was made; ~0: none
   float inverse;     // of the temperature
   bool logprobs;     // asked for: they come from the unedited logits, so the row is one block's from the start
   bool draws_whole;  // random, and nothing is cut off
@@ -85,7 +86,7 @@ __device__ __forceinline__ Row row_of(const GossamerSampleDesc& d, const Gossame
   const uint32_t n = d.vocab;
   const bool cuts = (r.top_k && r.top_k < n) || r.top_p < 1.f || r.min_p > 0, random = r.temperature > 0;
   return {at<const GossamerLogitEdit>(a.edits) + r.first_edit, r.masked ? at<const uint32_t>(a.masks) + static_cast<size_t>(row) * ((n + 31) / 32) : nullptr,
-          random ? 1.f / r.temperature : 1.f, r.logprobs != ~0u, random && !cuts, random && cuts};
+          r.pending ? *at<const uint32_t>(r.pending) : ~0u, random ? 1.f / r.temperature : 1.f, r.logprobs != ~0u, random && !cuts, random && cuts};
 }
 
 // A score that some token of the row has reached, as far as this warp knows. The block's own is behind `shared`: its warps' stores may
@@ -136,17 +137,25 @@ __device__ __forceinline__ void draw_four(const GossamerSampleRow& r, float inve
   bar.share(drawn.value);
 }
 
+// Rounded step by step, so that a token's logit is the same whichever place its edit was found in.
+__device__ __forceinline__ float edited(float v, float repetition, float add) { return __fadd_rn(v > 0 ? v / repetition : v * repetition, add); }
+
 // Edits, in place, for the tokens [begin, end) of a row; then its token, or the largest logit where something is cut off: none()
 // where no logit is a number above -inf that is allowed. `reached` holds -inf; `row`: see Bar.
 template <int kBlock>
 __device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, const Row& of, float* x, uint32_t begin, uint32_t end, Best* scratch, float* reached,
                      uint32_t* row) {
+  bool found = false;
   for (uint32_t i = threadIdx.x; i < r.edits; i += kBlock) {
-    const uint32_t token = of.edits[i].token - d.vocab_offset;
-    if (token < begin || token >= end) continue;
-    const float v = x[token];
-    x[token] = (v > 0 ? v / of.edits[i].repetition : v * of.edits[i].repetition) + of.edits[i].add;
+    const GossamerLogitEdit edit = of.edits[i];
+    const uint32_t column = edit.token - d.vocab_offset;
+    if (column < begin || column >= end) continue;
+    const bool pending = edit.token == of.pending;
+    x[column] = edited(x[column], pending ? r.pending_repetition : edit.repetition, pending ? edit.pending_add : edit.add);
+    found |= pending;
   }
+  if (const uint32_t column = of.pending - d.vocab_offset; column >= begin && column < end)
+    if (!__syncthreads_or(found) && threadIdx.x == 0) x[column] = edited(x[column], r.pending_repetition, r.pending_add);
   __syncthreads();
   constexpr uint32_t kAtOnce = 4, kStride = 4 * kBlock;
   const bool fours = !of.mask && d.vocab % 4 == 0 && d.vocab_offset % 4 == 0 && begin % 4 == 0 && end % 4 == 0 && aligned16(reinterpret_cast<uint64_t>(x));
@@ -188,7 +197,7 @@ __device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, co
   return block_best<kBlock>(best, scratch);
 }
 
-__global__ void __launch_bounds__(kScanThreads) scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, uint32_t* bars, Best* out) {
+__global__ void __launch_bounds__(kScanThreads, 6) scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, uint32_t* bars, Best* out) {
   __shared__ Best scratch[32];
   __shared__ float reached;
   // All rows' first slices before the second ones: the later find a bar.
@@ -308,11 +317,17 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   if (!logprobs) return;
   // The drawn token's unedited logit is asked for: what was done in place is undone.
   float v = of.cuts ? x[drawn.id] / of.inverse : x[drawn.id];
+  const uint32_t token = d.vocab_offset + drawn.id;
+  const bool pending = token == of.pending;
+  float repetition = pending ? r.pending_repetition : 1.f, add = pending ? r.pending_add : 0.f;
   for (uint32_t i = 0; i < r.edits; ++i) {
-    if (of.edits[i].token - d.vocab_offset != drawn.id) continue;
-    const float u = v - of.edits[i].add;
-    v = u > 0 ? u * of.edits[i].repetition : u / of.edits[i].repetition;
+    const GossamerLogitEdit edit = of.edits[i];
+    if (edit.token != token) continue;
+    add = pending ? edit.pending_add : edit.add;
+    if (!pending) repetition = edit.repetition;
   }
+  v -= add;
+  v = v > 0 ? v * repetition : v / repetition;
   at<float>(a.logprobs)[row] = v != v ? -INFINITY : v - raw_max - raw_log_sum;
 }
 

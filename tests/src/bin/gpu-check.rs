@@ -23,7 +23,9 @@ use gossamer_backend_api::{DType, HostServices, KernelBackend, OpKind};
 use gossamer_config::{LoadFormat, ModelConfig};
 use gossamer_kernels::Backends;
 use gossamer_kernels::tuner::{CacheKey, KernelCache, SCHEMA};
-use gossamer_wire::{BlockGrant, InputTokens, RankPlan, Run, SampledToken, SlotJoin, StepPlan};
+use gossamer_wire::{
+    BlockGrant, InputTokens, RankPlan, Run, SampledToken, SamplingParams, SlotJoin, StepPlan,
+};
 use gossamer_worker::cuda::{Buffer, Cuda, Stream, download};
 use gossamer_worker::latency::{self, Case, Roofs};
 use gossamer_worker::{CudaOptions, Executor, Model, ModelOptions, TuneLimits, pool};
@@ -168,16 +170,17 @@ fn check_answers(label: &str, golden: &Golden, answers: &[Answer]) -> bool {
 }
 
 /// Decodes with two steps in flight: the second is enqueued before the first was asked for.
-fn pipelined(model: &mut Model, prompt: &[u32], generate: u32, first_step: u64) -> Vec<u32> {
+fn pipelined(model: &mut Model, request: &Request, first_step: u64) -> Vec<u32> {
+    let (prompt, generate) = (&request.prompt, request.generate as u32);
     let info = model.info().clone();
     let columns = (prompt.len() as u32 + generate).div_ceil(info.block_size);
     let mut section = RankPlan::default();
     section.join.push(SlotJoin {
         slot: 0,
-        tokens: prompt.to_vec(),
+        tokens: prompt.clone(),
         prompt_len: prompt.len() as u32,
         choice: 0,
-        sampling: Request::greedy(prompt, 1).sampling,
+        sampling: request.sampling.clone(),
         min_tokens: 0,
         stop_token_ids: vec![],
     });
@@ -304,12 +307,25 @@ fn golden(device: &Device, directories: &[String]) -> bool {
             if case.prompt.len() > STEP_TOKENS {
                 continue;
             }
-            let generate = case.greedy.len() as u32;
-            let expected = alone.run(std::slice::from_ref(request), 8192, 8192).swap_remove(0).tokens;
-            in_order &= pipelined(&mut model, &case.prompt, generate, step) == expected;
-            step += u64::from(generate);
+            // Penalties count a token that the host has not seen; they are strong, for greedy tokens to change.
+            let counting = SamplingParams {
+                repetition_penalty: 1.3,
+                presence_penalty: 0.7,
+                frequency_penalty: 0.4,
+                ..request.sampling.clone()
+            };
+            let drawn = SamplingParams { temperature: 1.0, seed: step, ..counting.clone() };
+            for sampling in [request.sampling.clone(), counting, drawn] {
+                let request = Request { sampling, ..request.clone() };
+                let expected = alone.run(std::slice::from_ref(&request), 8192, 8192).swap_remove(0).tokens;
+                in_order &= pipelined(&mut model, &request, step) == expected;
+                step += request.generate as u64;
+            }
         }
-        println!("{} {name} two steps in flight = one", if in_order { "ok  " } else { "FAIL" });
+        println!(
+            "{} {name} two steps in flight = one, penalties included",
+            if in_order { "ok  " } else { "FAIL" }
+        );
         fine &= same && in_order;
         drop((alone, model));
         fine &= beside_captured_sizes(device, directory, &golden, &options);

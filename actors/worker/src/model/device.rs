@@ -1,8 +1,8 @@
 //! Steps on a CUDA device: inputs over in one copy, kernels or a captured graph, results back in one copy.
 //!
 //! Several steps are in flight; the device runs them one after the other. A token that a step draws stays on the device,
-//! in the place of its slot, and feeds the next step from there; on the host its place in the slot is filled when the result
-//! comes back. Device-side inputs exist once, since copies and kernels run in order; host-side staging exists per step
+//! in the place of its slot, and feeds the next step from there, penalties included; on the host its place in the slot is filled
+//! when the result comes back. Device-side inputs exist once, since copies and kernels run in order; host-side staging exists per step
 //! in flight.
 //!
 //! Decode steps up to a size are captured in graphs, one per padded batch size and table stride: the first step of a kind
@@ -19,6 +19,7 @@ use super::launch::{GroupPlaces, Places};
 use super::{Drawn, Model, sampled_token};
 use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinned, Stream, download};
 use crate::executor::{ExecutorError, Progress};
+use crate::slots::SlotTable;
 use gossamer_backend_api::ops::SampleRow;
 use gossamer_kernels::graph::Op;
 use gossamer_wire::{InputTokens, Run, StepPlan, StepResult};
@@ -197,6 +198,11 @@ impl Steps {
         Ok(Places { sampled_rows: base, ..Places::default() })
     }
 
+    /// Address of the last token that a slot drew.
+    fn last_drawn(&self, slot: u32) -> u64 {
+        self.inputs.address() + u64::from(slot) * 4
+    }
+
     fn staging(&mut self, input_bytes: usize) -> Result<Staging, CudaError> {
         if let Some(at) = self.spare.iter().position(|staging| staging.input.bytes().len() >= input_bytes) {
             return Ok(self.spare.swap_remove(at));
@@ -291,13 +297,7 @@ impl Model {
         for join in &section.join {
             steps.joined[join.slot as usize] = step;
         }
-        let needs_history = section
-            .runs
-            .iter()
-            .any(|run| run.sample && self.slots.get(run.slot).is_some_and(|slot| slot.needs_history()));
-        if needs_history {
-            self.settle_all(steps)?;
-        }
+        self.settle_to_one_undrawn(steps, &section.runs)?;
         let runs = singles_first(&section.runs);
         self.batch.fill(&self.slots, &runs, &self.info);
         let key = self.graph_key(steps, &runs);
@@ -349,6 +349,9 @@ impl Model {
             self.settle_all(steps)?;
             steps.grow(inputs.bytes)?;
         }
+        // Only now is the buffer the one that the step reads; its rows still lack the tokens that they lacked when they were made.
+        let drawing: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
+        self.batch.sample.locate_pending(|row| steps.last_drawn(drawing[row]));
         let feeds = self.feeds(steps, &inputs, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
         self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
@@ -445,10 +448,30 @@ impl Model {
     /// Waits for all steps in flight and keeps their results for later polls.
     fn settle_all(&mut self, steps: &mut Steps) -> Result<(), ExecutorError> {
         while let Some(flight) = steps.flights.pop_front() {
-            flight.staging.done.wait()?;
-            let result = self.settle(steps, flight)?;
-            self.done.push_back(result);
+            self.wait_for(steps, flight)?;
         }
+        Ok(())
+    }
+
+    /// Waits until penalties lack no more than the last token of each sequence, which is all that the device keeps. With two steps
+    /// in flight that is so at once: of those before a step, one is under way.
+    fn settle_to_one_undrawn(&mut self, steps: &mut Steps, runs: &[Run]) -> Result<(), ExecutorError> {
+        let lacks_more = |slots: &SlotTable, run: &Run| {
+            run.sample && slots.get(run.slot).is_some_and(|slot| slot.counts() && slot.undrawn() > 1)
+        };
+        while runs.iter().any(|run| lacks_more(&self.slots, run))
+            && let Some(flight) = steps.flights.pop_front()
+        {
+            self.wait_for(steps, flight)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a step and keeps its result for a later poll.
+    fn wait_for(&mut self, steps: &mut Steps, flight: Flight) -> Result<(), ExecutorError> {
+        flight.staging.done.wait()?;
+        let result = self.settle(steps, flight)?;
+        self.done.push_back(result);
         Ok(())
     }
 

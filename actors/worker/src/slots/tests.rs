@@ -140,3 +140,19 @@ fn occurrences_are_counted_only_for_penalties_and_apart_for_prompt_and_output() 
     assert_eq!(slot.occurrences[&5], Occurrences { prompt: 2, output: 0 });
     assert_eq!(slot.occurrences[&6], Occurrences { prompt: 1, output: 1 });
 }
+
+#[test]
+fn a_token_that_is_being_drawn_is_generated_but_counts_once_it_is_known() {
+    let mut join = join(1, &[5, 6]);
+    join.sampling.presence_penalty = 0.5;
+    let mut slot = Slot::new(&join, 1);
+    slot.push_undrawn();
+    slot.push_undrawn();
+    assert_eq!((slot.generated(), slot.undrawn(), slot.occurrences.len()), (2, 2, 2));
+    slot.resolve(2, 6);
+    assert_eq!((slot.generated(), slot.undrawn()), (2, 1));
+    assert_eq!(slot.occurrences[&6], Occurrences { prompt: 1, output: 1 });
+    slot.resolve(3, 6);
+    assert_eq!((slot.tokens.as_slice(), slot.undrawn()), (&[5, 6, 6, 6][..], 0));
+    assert_eq!(slot.occurrences[&6], Occurrences { prompt: 1, output: 2 });
+}

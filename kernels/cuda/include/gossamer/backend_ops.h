@@ -82,12 +82,14 @@ typedef struct {
 } GossamerFusedMoeArgs;
 
 typedef struct { uint32_t vocab, vocab_offset, logits, max_logprobs; } GossamerSampleDesc;
-typedef struct { uint32_t token; float repetition, add; } GossamerLogitEdit;
+typedef struct { uint32_t token; float repetition, add, pending_add; } GossamerLogitEdit;
 typedef struct {
   uint64_t seed;
   uint32_t position, choice;
   float temperature, top_p, min_p;
   uint32_t top_k, first_edit, edits, logprobs, masked;
+  uint64_t pending;
+  float pending_repetition, pending_add;
 } GossamerSampleRow;
 #define GOSSAMER_NO_TOKEN 0xFFFFFFFEu  // of a row with nothing to draw
 typedef struct {

@@ -37,7 +37,7 @@ fn put<T: Plain>(bytes: &mut [u8], at: usize, values: &[T]) {
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to.as_mut_ptr(), size) };
 }
 
-const _: () = assert!(size_of::<SampleRow>() == 48 && size_of::<LogitEdit>() == 12);
+const _: () = assert!(size_of::<SampleRow>() == 64 && size_of::<LogitEdit>() == 16);
 
 /// Offsets of a step's inputs behind the slots' last tokens.
 pub(super) struct Inputs {

@@ -74,21 +74,33 @@ impl<L: Activation> Draw<L> {
         for (score, logit) in scores.iter_mut().zip(logits) {
             *score = if logit.is_nan() { f32::NEG_INFINITY } else { *logit };
         }
+        let mut edits: &[LogitEdit] = &[];
         if self.row.edits > 0 {
+            let (first, count) = (self.row.first_edit as usize, self.row.edits as usize);
             // SAFETY: by the caller of the operation.
-            let edits = unsafe {
-                Ptr::<LogitEdit>::new(self.args.edits)
-                    .slice(self.row.first_edit as usize, self.row.edits as usize)
-            };
-            for edit in edits {
-                let column = edit.token.wrapping_sub(self.desc.vocab_offset) as usize;
-                if let Some(score) = scores.get_mut(column) {
-                    let scaled =
-                        if *score > 0.0 { *score / edit.repetition } else { *score * edit.repetition };
-                    let edited = scaled + edit.add;
-                    *score = if edited.is_nan() { f32::NEG_INFINITY } else { edited };
-                }
+            edits = unsafe { Ptr::<LogitEdit>::new(self.args.edits).slice(first, count) };
+        }
+        let mut change = |token: u32, repetition: f32, add: f32| {
+            let column = token.wrapping_sub(self.desc.vocab_offset) as usize;
+            if let Some(score) = scores.get_mut(column) {
+                let scaled = if *score > 0.0 { *score / repetition } else { *score * repetition };
+                let edited = scaled + add;
+                *score = if edited.is_nan() { f32::NEG_INFINITY } else { edited };
             }
+        };
+        // SAFETY: by the caller of the operation: an address that is not 0 is a token's.
+        let mut pending =
+            (self.row.pending != 0).then(|| unsafe { *Ptr::<u32>::new(self.row.pending).at(0) });
+        for edit in edits {
+            if pending == Some(edit.token) {
+                pending = None;
+                change(edit.token, self.row.pending_repetition, edit.pending_add);
+            } else {
+                change(edit.token, edit.repetition, edit.add);
+            }
+        }
+        if let Some(token) = pending {
+            change(token, self.row.pending_repetition, self.row.pending_add);
         }
         if self.row.masked == 1 {
             let words = scores.len().div_ceil(32);
