@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use gossamer_config::{ServeArgs, ServeConfig};
+use gossamer_config::{Device, ServeArgs, ServeConfig};
 use gossamer_supervisor::{BoardSpec, ServeOptions, serve as serve_tree};
 
 pub const LONG: Duration = Duration::from_secs(20);
@@ -21,7 +21,7 @@ pub fn serve(arguments: &[String]) -> ExitCode {
     args.stall_timeout = Some(Duration::from_millis(number(3)));
     args.shutdown_timeout = Some(Duration::from_millis(number(4)));
     args.model = Some(PathBuf::from(&arguments[5]));
-    let config = ServeConfig::from_args(args, "/nonexistent".as_ref()).unwrap();
+    let config = ServeConfig::from_args(args, "/nonexistent".as_ref(), |_| Device::Cpu).unwrap();
     let mut options = ServeOptions::new(config);
     options.board = Some(BoardSpec { words: 8, layout: 1, replaced: 4 });
     options.on_listening = Box::new(|address| println!("listening {address}"));
