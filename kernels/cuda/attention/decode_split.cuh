@@ -57,8 +57,12 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
   // The block's result: a warp takes one head, a lane two dimensions.
   Part mine = merge_pieces(kSplitWarps, [&](int i) { return part_of(merge[i], warp, lane); });
   if constexpr (kCluster) {
-    // Heads go round the cluster's blocks; each adds up its own.
     ptx::cluster_wait();
+    if (splits == 1) {
+      write_part<kM>(last, sink, own, lane, mine);
+      return;
+    }
+    // Heads go round the cluster's blocks; each adds up its own.
     const int heads_here = kHeads / splits;
     ptx::cluster_send(&exchange[split * heads_here + warp / splits][lane], &exchanged, warp % splits, make_float4(mine.maximum, mine.sum, mine.y.x, mine.y.y));
     ptx::barrier_wait(&exchanged, 0);

@@ -17,9 +17,10 @@ struct State {
   float max[2], sum[2];
 };
 
-// Copies one block of one KV head to shared memory as bf16; rows at or past `valid` become zeros.
+// Copies one block of one KV head to shared memory as bf16, without its scale: codes are bf16 numbers as they stand, and rounding them
+// under a scale would move large scores. Rows at or past `valid` become zeros.
 template <bool kFp8>
-__device__ void load_block(bf16 (*tile)[kPitch], const void* source, int valid, float scale, int thread, int threads) {
+__device__ void load_block(bf16 (*tile)[kPitch], const void* source, int valid, int thread, int threads) {
   if constexpr (kFp8) {
     for (int i = thread; i < kTokens * kD / 4; i += threads) {
       const int r = i / (kD / 4), c = i % (kD / 4) * 4;
@@ -27,7 +28,7 @@ __device__ void load_block(bf16 (*tile)[kPitch], const void* source, int valid, 
       for (int j = 0; j < 4; ++j) {
         __nv_fp8_e4m3 v;
         v.__x = static_cast<__nv_fp8_storage_t>(codes >> (8 * j));
-        tile[r][c + j] = __float2bfloat16(static_cast<float>(v) * scale);
+        tile[r][c + j] = __float2bfloat16(static_cast<float>(v));
       }
     }
   } else {
@@ -136,10 +137,10 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(const __grid_con
   for (int block = first_block + (kSplit ? warp : 0); block <= last_block; block += kSplit ? kWarps : 1) {
     const uint8_t* kv = at<const uint8_t>(a.kv) + (static_cast<size_t>(table[block - table_first]) * 2 * d.kv_heads + kv_head) * plane;
     const int valid = kv_len - block * kTokens, thread = kSplit ? lane : threadIdx.x, threads = kSplit ? 32 : kWarps * 32;
-    load_block<kFp8>(ks, kv, valid, k_scale, thread, threads);
-    load_block<kFp8>(vs, kv + d.kv_heads * plane, valid, v_scale, thread, threads);
+    load_block<kFp8>(ks, kv, valid, thread, threads);
+    load_block<kFp8>(vs, kv + d.kv_heads * plane, valid, thread, threads);
     if (kSplit) __syncwarp(); else __syncthreads();
-    attend(s, q, ks, vs, block * kTokens, position, window, d.scale);
+    attend(s, q, ks, vs, block * kTokens, position, window, d.scale * k_scale);
     if (kSplit) __syncwarp(); else __syncthreads();
   }
   for (int h = 0; h < 2; ++h) {
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(const __grid_con
   }
   for (int h = 0; h < 2; ++h) {
     if (mine + g + h * 8 >= rows) continue;
-    const float inverse = 1.f / s.sum[h];
+    const float inverse = v_scale / s.sum[h];
     bf16* out = at<bf16>(a.out) + (static_cast<size_t>(query[h]) * d.heads + head[h]) * kD;
     for (int j = 0; j < 8; ++j)
       *reinterpret_cast<uint32_t*>(out + j * 8 + t * 2) = pack(s.out[j][h * 2] * inverse, s.out[j][h * 2 + 1] * inverse);

@@ -1,7 +1,7 @@
 //! Checks and times a CUDA device without a Rust toolchain on it: carry this program and the backends there.
 //!
 //!     gpu-check golden BACKEND_DIR CHECKPOINT...      logits and tokens against the reference's, eager and captured
-//!     gpu-check conformance BACKEND_DIR [TOKENS...] [OPERATION...]
+//!     gpu-check conformance BACKEND_DIR [TOKENS...] [OPERATION...] [BACKEND...]
 //!                                                     every operation, or those named, and tactic against float64
 //!     gpu-check fusion BACKEND_DIR [--out FILE] CHECKPOINT...
 //!                                                     logits with every pass, with each switched off, and with none
@@ -398,17 +398,25 @@ fn conformance(device: &Device, words: &[String]) -> bool {
             panic!("expected an operation ({}), got {name}", known.join(", "))
         })
     };
+    let (backends, words): (Vec<&String>, Vec<&String>) =
+        words.iter().partition(|word| device.list.iter().any(|backend| backend.name() == word.as_str()));
     let (counts, names): (Vec<&String>, Vec<&String>) =
-        words.iter().partition(|word| word.parse::<u32>().is_ok());
+        words.into_iter().partition(|word| word.parse::<u32>().is_ok());
     let counts: Vec<u32> = counts.iter().filter_map(|count| count.parse().ok()).collect();
     let tokens: &[u32] =
         if counts.is_empty() { &[1, 2, 3, 5, 8, 17, 64, 127, 128, 129, 300, 1000] } else { &counts };
     let only: Vec<OpKind> = names.into_iter().map(kind).collect();
-    let fallback = device.list.iter().find(|backend| backend.name() == "fallback").unwrap();
+    let Some(fallback) = device.list.iter().find(|backend| backend.name() == "fallback") else {
+        println!(
+            "FAIL expected the fallback backend among the plugins, which repacks weights for the others"
+        );
+        return false;
+    };
     let mut fine = true;
     // A backend alone may do none of the operations that were named; somebody must.
     let mut ran = 0;
-    for backend in &device.list {
+    let wanted = |backend: &str| backends.is_empty() || backends.iter().any(|name| name.as_str() == backend);
+    for backend in device.list.iter().filter(|backend| wanted(backend.name())) {
         let start = Instant::now();
         let memory = DeviceMemory { buffers: Vec::new(), streams: Vec::new(), fallback: fallback.clone() };
         let mut bench = Bench { backend: &**backend, memory, only: only.clone() };

@@ -377,7 +377,7 @@ impl Model {
             };
             self.launch_or_replay(steps, step, key, (tokens, samples), &places, (into, out))?;
             if self.keep_logits {
-                self.keep_device_logits(samples)?;
+                self.keep_device_logits(samples, &in_plan)?;
             }
             let bytes = steps.output_layout.bytes;
             // Most of the results are alternatives that nobody asked for.
@@ -431,7 +431,8 @@ impl Model {
         Ok(())
     }
 
-    fn keep_device_logits(&mut self, samples: u32) -> Result<(), ExecutorError> {
+    /// In the plan's order, like the tokens.
+    fn keep_device_logits(&mut self, samples: u32, places: &[u32]) -> Result<(), ExecutorError> {
         let sample = self.program.graph.nodes.iter().find_map(|node| match node.op {
             Op::Sample { logits, .. } => Some(logits),
             _ => None,
@@ -441,7 +442,9 @@ impl Model {
         // SAFETY: the logits tensor holds that many float32 elements.
         unsafe { download(self.tensor(logits), &mut bytes) }?;
         let float = |word: &[u8]| f32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
-        self.kept_logits = bytes.chunks_exact(4).map(float).collect();
+        let rows = bytes.chunks_exact(self.info.vocab_size as usize * 4);
+        let rows = rows.map(|row| row.chunks_exact(4).map(float).collect::<Vec<f32>>()).collect();
+        self.kept_logits = in_plan_order(rows, places).concat();
         Ok(())
     }
 
