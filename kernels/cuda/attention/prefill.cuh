@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) kernel(const __grid_constant__
                                                          const __grid_constant__ Params p) {
   const Shared<C> s(ptx::dynamic_shared());
   if (threadIdx.x == 0) s.init();
+  split_rows<C>(p, s.rows);
   count_tiles(p, s.starts, reinterpret_cast<uint32_t*>(s.work));
   if (threadIdx.x < 128) {
     ptx::give_registers<C::kProducerRegisters>();

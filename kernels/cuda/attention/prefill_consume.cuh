@@ -5,8 +5,8 @@
 namespace gossamer::prefill {
 
 // What a warpgroup knows of its tile; the same in all its threads.
-// NOTES: what steers the steps goes through ptx::uniform: else the assembler takes each product's descriptor from vector registers,
-// two more instructions a product, and spills.
+// NOTES: whatever steers the steps goes through ptx::uniform: else the assembler takes each product's descriptor from vector registers
+// (two more instructions a product, and spills).
 struct Tile {
   int blocks, last_block, kv_len;
   int top, bottom;  // steps below `top` reach past a row's position, those from `bottom` on below a row's window
@@ -25,25 +25,23 @@ struct Consumer {
   const Shared<C>& s;
   const int group, warp, g, t;
   const uint64_t first_block;  // descriptor
-  uint32_t number = 0;         // of the step, in all tiles: the ring's count of blocks
-  uint32_t slot = 0;           // number of the tile
-  int step = 0;                // in the tile
+  uint32_t number = 0;  // of the step, in all tiles: the ring's count of blocks
+  uint32_t slot = 0;    // number of the tile
+  int step = 0;         // in the tile
   Tile tile;
   Rows rows;
   float scale, ended[2];  // `ended`: sums of the tile before
   float scores[2][kBlockTokens / 2], out[kHeadDim / 2];
-  uint32_t query[kHeadDim / 16][4], probabilities[kBlockTokens / 16][4];
+  uint32_t query[kHeadDim / 16][4];  // the tile's queries, or
+  uint64_t query_rows;               // where they are: a descriptor
+  uint32_t probabilities[C::kQueryRegisters ? 1 : 2][kBlockTokens / 16][4];
   bool accumulate = false;  // whether the output product that is due adds to `out`
 
   __device__ Consumer(const Params& params, const Shared<C>& shared)
-      : p(params),
-        s(shared),
-        group(threadIdx.x / 128 - 1),
-        warp(threadIdx.x / 32 % 4),
-        g(threadIdx.x % 32 / 4),
-        t(threadIdx.x % 4),
-        first_block(ptx::wgmma_descriptor(ptx::shared_address(shared.blocks))) {}
+      : p(params), s(shared), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 % 4), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first_block(ptx::wgmma_descriptor(ptx::shared_address(shared.blocks))) {}
 
+  // Of the thread's row g + 8 h.
+  __device__ __forceinline__ Row row(int h) const { return s.rows[group * 64 + warp * 16 + g + h * 8]; }
   // Descriptor of the keys of block `n`.
   __device__ __forceinline__ uint64_t descriptor_at(uint32_t n) const { return ptx::descriptor_plus(first_block, n % C::kStages * C::kStageBytes); }
   __device__ __forceinline__ uint8_t* block_at(uint32_t n) const { return s.blocks + n % C::kStages * C::kStageBytes; }
@@ -59,29 +57,30 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 4; ++r) q[r] = ptx::load_shared_word(own + r % 2 * 1024 + ((2 * k + r / 2) ^ g) * 16);
   }
-  // Waits for a tile; false: there is none. Its queries go into registers.
+  // Waits for a tile; false: there is none. `query` or `query_rows` become its.
   __device__ __forceinline__ bool open(uint32_t of) {
     ptx::barrier_wait(&s.query_full[of % 2], parity<2>(of));
     if (ptx::uniform(s.work[of % 4].positions) == 0) return false;
+    if constexpr (C::kQueryRegisters) {
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) load_query(query[k], of, k);
+      for (int k = 0; k < kHeadDim / 16; ++k) load_query(query[k], of, k);
+    } else {
+      query_rows = ptx::wgmma_descriptor(ptx::uniform(ptx::shared_address(rows_at(of))));
+    }
     return true;
   }
   __device__ __forceinline__ float key_scale() const { return __uint_as_float(ptx::load_shared_word(&s.work[slot % 4].key_scale)); }
   __device__ __forceinline__ void describe() {
     const Work& w = s.work[slot % 4];
-    const int heads = p.group, window = p.d.window, last_position = w.position + w.positions - 1;
-    const int low_row = w.position + group * 64 / heads, high_row = w.position + (group * 64 + 63) / heads;
-    tile.last_block = ptx::uniform(w.last_block), tile.blocks = ptx::uniform(blocks_of(w)), tile.kv_len = ptx::uniform(w.kv_len);
-    const int last = tile.last_block * kBlockTokens + kBlockTokens - 1, reach = window ? max(0, high_row - window + 1) : 0;
-    tile.top = ptx::uniform((last - low_row + kBlockTokens - 1) / kBlockTokens);
-    tile.bottom = ptx::uniform(reach > last ? 0 : (last + 1 - reach) / kBlockTokens);
+    const int window = p.d.window, end = w.last_block * kBlockTokens + kBlockTokens, reach = window ? max(0, w.position + s.rows[group * 64 + 63].position - window + 1) : 0;
+    tile.blocks = ptx::uniform(blocks_of(w)), tile.last_block = ptx::uniform(w.last_block), tile.kv_len = ptx::uniform(w.kv_len);
+    tile.top = ptx::uniform((end - w.position - s.rows[group * 64].position + kBlockTokens - 2) / kBlockTokens);
+    tile.bottom = ptx::uniform(reach >= end ? 0 : (end - reach) / kBlockTokens);
     scale = key_scale();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = group * 64 + warp * 16 + g + h * 8;
-      rows.position[h] = min(w.position + row / heads, last_position);  // rows past the end repeat the last
-      rows.reference[h] = p.d.sinks ? __bfloat162float(at<bf16>(p.a.sinks)[w.kv_head * heads + row % heads]) * kLog2e : kNone;
+      rows.position[h] = w.position + min(row(h).position, w.positions - 1);  // rows past the end repeat the last
+      rows.reference[h] = p.d.sinks ? __bfloat162float(at<bf16>(p.a.sinks)[w.kv_head * p.group + row(h).head]) * kLog2e : kNone;
       rows.sum[h] = p.d.sinks && t == 0 ? 1.f : 0.f;
     }
   }
@@ -90,13 +89,15 @@ struct Consumer {
   __device__ __forceinline__ void start_scores(float (&d)[kBlockTokens / 2], uint32_t n) {
     const uint64_t b = descriptor_at(n);
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) ptx::Wgmma<kBlockTokens>::bf16(d, query[k], ptx::descriptor_plus(b, 32 * k), k != 0);
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      if constexpr (C::kQueryRegisters) ptx::Wgmma<kBlockTokens>::bf16(d, query[k], ptx::descriptor_plus(b, 32 * k), k != 0);
+      else ptx::Wgmma<kBlockTokens>::bf16_shared(d, ptx::descriptor_plus(query_rows, 32 * k), ptx::descriptor_plus(b, 32 * k), k != 0);
+    }
   }
-  __device__ __forceinline__ void start_output(uint32_t n, bool accumulate) {
+  __device__ __forceinline__ void start_output(const uint32_t (&a)[kBlockTokens / 16][4], uint32_t n, bool accumulate) {
     const uint64_t b = ptx::descriptor_plus(descriptor_at(n), kTileBytes);
 #pragma unroll
-    for (int k = 0; k < kBlockTokens / 16; ++k)
-      ptx::Wgmma<kHeadDim>::bf16_transposed(out, probabilities[k], ptx::descriptor_plus(b, 2048 * k), k != 0 || accumulate);
+    for (int k = 0; k < kBlockTokens / 16; ++k) ptx::Wgmma<kHeadDim>::bf16_transposed(out, a[k], ptx::descriptor_plus(b, 2048 * k), k != 0 || accumulate);
   }
 
   __device__ __forceinline__ void mask(float (&d)[kBlockTokens / 2]) const {
@@ -160,11 +161,18 @@ struct Consumer {
       }
     }
   }
-  __device__ __forceinline__ void pack_probabilities(const float (&d)[kBlockTokens / 2]) {
+  template <int kSide>
+  __device__ __forceinline__ auto& probabilities_of() {
+    return probabilities[C::kQueryRegisters ? 0 : kSide];
+  }
+  template <int kSide>
+  __device__ __forceinline__ void pack_probabilities() {
+    const auto& d = scores[kSide];
 #pragma unroll
     for (int k = 0; k < kBlockTokens / 16; ++k)
 #pragma unroll
-      for (int r = 0; r < 4; ++r) probabilities[k][r] = ptx::pack_bf16(d[(2 * k + r / 2) * 4 + r % 2 * 2], d[(2 * k + r / 2) * 4 + r % 2 * 2 + 1]);
+      for (int r = 0; r < 4; ++r)
+        probabilities_of<kSide>()[k][r] = ptx::pack_bf16(d[(2 * k + r / 2) * 4 + r % 2 * 2], d[(2 * k + r / 2) * 4 + r % 2 * 2 + 1]);
   }
   // Zeroes the values past the sequence's end, which may be anything. The other warpgroups write the same zeros.
   __device__ __forceinline__ void zero_values() const {
@@ -178,15 +186,14 @@ struct Consumer {
   // The four threads of a row add up their sums, and exchange columns so that each has two pieces of 16 bytes.
   __device__ __forceinline__ void store(uint32_t of) {
     const Work& w = s.work[of % 4];
-    const int heads = p.group;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = ended[h];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const float inverse = __fdividef(w.value_scale, sum);
-      const int row = group * 64 + warp * 16 + g + h * 8, at_query = row / heads;
-      bf16* line = reinterpret_cast<bf16*>(p.a.out) + (static_cast<size_t>(w.first_query + at_query) * p.d.heads + w.kv_head * heads + row % heads) * kHeadDim;
+      const Row r = row(h);
+      bf16* line = reinterpret_cast<bf16*>(p.a.out) + (static_cast<size_t>(w.first_query + r.position) * p.d.heads + w.kv_head * p.group + r.head) * kHeadDim;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t words[4];
@@ -194,7 +201,7 @@ struct Consumer {
         for (int j = 0; j < 4; ++j) words[j] = ptx::pack_bf16(out[half * 16 + j * 4 + h * 2] * inverse, out[half * 16 + j * 4 + h * 2 + 1] * inverse);
         exchange<1>(words[0], words[1]), exchange<1>(words[2], words[3]);
         exchange<2>(words[0], words[2]), exchange<2>(words[1], words[3]);
-        if (at_query < w.positions) *reinterpret_cast<uint4*>(line + half * 32 + t * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+        if (r.position < w.positions) *reinterpret_cast<uint4*>(line + half * 32 + t * 8) = make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
   }
@@ -211,12 +218,15 @@ struct Consumer {
   // have exponents to spare. Where a sum passes kLimit (or is infinite), the step is done again under a new reference.
   // NOTES: the assembler moves a wait up over any arithmetic, and the softmax would wait for the products that it is to overlap.
   // It does not move it over the branch, which needs the last exponential.
-  template <bool kPlain>
-  __device__ __forceinline__ void softmax(float (&d)[kBlockTokens / 2]) {
+  template <bool kPlain, int kSide>
+  __device__ __forceinline__ void softmax() {
+    constexpr bool kEarly = !C::kQueryRegisters;  // probabilities of the step before have registers of their own
+    auto& d = scores[kSide];
     const bool masked = !kPlain && (step < tile.top || step >= tile.bottom), unset = !kPlain && step == 0 && !p.d.sinks;
     if (masked) mask(d);
     float2 sums = make_float2(INFINITY, INFINITY);
     if (!unset) sums = exponentials(d);
+    if (kEarly) pack_probabilities<kSide>();
     const bool move = __any_sync(~0u, fmaxf(sums.x, sums.y) > kLimit);
     if (__builtin_expect(!move, 1)) {
       ptx::wgmma_wait<0>();
@@ -228,22 +238,24 @@ struct Consumer {
       }
       move_references(d, kPlain || step != 0);
       sums = exponentials(d);
+      if (kEarly) pack_probabilities<kSide>();
     }
-    pack_probabilities(d);
+    if (!kEarly) pack_probabilities<kSide>();
     rows.sum[0] += sums.x, rows.sum[1] += sums.y;
   }
-  // Invariant: the step's scores are in `d`, and probabilities of the step before wait for their product.
+  // Invariant: the step's scores are in scores[kSide], and probabilities of the step before wait for their product.
   // Returns whether this was the last step of all.
-  __device__ __forceinline__ bool do_step(float (&d)[kBlockTokens / 2], float (&next)[kBlockTokens / 2]) {
+  template <int kSide>
+  __device__ __forceinline__ bool do_step() {
     const bool last = step + 1 == tile.blocks;
     const bool end = last && !open(slot + 1);
     const uint32_t n = end ? number : number + 1;  // at the end: any keys, for nothing
     ptx::barrier_wait(&s.full[n % C::kStages], parity<C::kStages>(n));
     ptx::wgmma_fence();
-    start_output(number - 1, accumulate);
-    start_scores(next, n);
+    start_output(probabilities_of<1 - kSide>(), number - 1, accumulate);
+    start_scores(scores[1 - kSide], n);
     ptx::wgmma_commit();
-    softmax<false>(d);
+    softmax<false, kSide>();
     if (step == 0) {
       if (slot) store(slot - 1);
       zero_values();
@@ -263,18 +275,19 @@ struct Consumer {
   // NOTES: this wait stands between the start of the products and the softmax, because the assembler would mix the two, and start
   // the last product when the softmax is done. That it has to stay there the assembler learns from the scale, which is read again.
   // The question is asked before, so that the answer costs no time.
-  __device__ __forceinline__ void do_plain_step(float (&d)[kBlockTokens / 2], float (&next)[kBlockTokens / 2]) {
+  template <int kSide>
+  __device__ __forceinline__ void do_plain_step() {
     uint64_t* after = &s.full[(number + 2) % C::kStages];
     const bool there = ptx::barrier_poll(after, parity<C::kStages>(number + 2));
     ptx::wgmma_fence();
-    start_output(number - 1, true);
-    start_scores(next, number + 1);
+    start_output(probabilities_of<1 - kSide>(), number - 1, true);
+    start_scores(scores[1 - kSide], number + 1);
     ptx::wgmma_commit();
     if (!there) {
       ptx::barrier_wait(after, parity<C::kStages>(number + 2));
       scale = key_scale();
     }
-    softmax<true>(d);
+    softmax<true, kSide>();
     release(&s.empty[(number - 1) % C::kStages]);
     ++number;
   }
@@ -284,8 +297,8 @@ struct Consumer {
     if (pairs > 0) ptx::barrier_wait(&s.full[(number + 1) % C::kStages], parity<C::kStages>(number + 1));
 #pragma unroll 1
     for (int i = 0; i < pairs; ++i) {
-      do_plain_step(scores[0], scores[1]);
-      do_plain_step(scores[1], scores[0]);
+      do_plain_step<0>();
+      do_plain_step<1>();
       step += 2;
     }
   }
@@ -297,11 +310,16 @@ struct Consumer {
     start_scores(scores[0], 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    do {
+    for (;;) {
       do_plain_steps();
-    } while (!do_step(scores[0], scores[1]) && !do_step(scores[1], scores[0]));
+      if (do_step<0>()) return finish<0>();
+      if (do_step<1>()) return finish<1>();
+    }
+  }
+  template <int kSide>
+  __device__ __forceinline__ void finish() {
     ptx::wgmma_fence();
-    start_output(number - 1, accumulate);
+    start_output(probabilities_of<kSide>(), number - 1, accumulate);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     store(slot - 1);

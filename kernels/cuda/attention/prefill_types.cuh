@@ -32,16 +32,22 @@ struct Work {
   float key_scale, value_scale;  // of scores, in powers of two; of results
 };
 
+// A row of a tile: position in the tile and head in the group.
+struct Row {
+  uint16_t position, head;
+};
+
 template <bool kFp8V>
 struct Config {
   static constexpr bool kFp8 = kFp8V;
+  static constexpr bool kQueryRegisters = kFp8;  // else products read queries from shared memory, which the E4M3 form has less time for
   static constexpr int kGroups = 3, kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kStages = 8, kQueryBytes = kRows * 128;
   static constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
   static constexpr int kStageBytes = 2 * kTileBytes;  // keys, values
   static constexpr int kCodeStages = kFp8 ? 4 : 0, kCodeBytes = kStageBytes / 2;  // E4M3 blocks on their way
   static constexpr int kSharedBytes =
-      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + 4 * sizeof(Work) +
-      (2 * kStages + 4) * 8 + 64;
+      1024 + 2 * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes + (GOSSAMER_PREFILL_MAX_SEQUENCES + 1) * 4 + kRows * sizeof(Row) +
+      4 * sizeof(Work) + (2 * kStages + 4) * 8 + 64;
   static_assert((kStages & (kStages - 1)) == 0);
   static_assert(kSharedBytes <= kMaxSharedBytes);
   static_assert(kThreads / 32 * sizeof(uint32_t) <= 4 * sizeof(Work) && sizeof(Work) % 8 == 0);  // `work` is scratch before the first tile
@@ -68,6 +74,7 @@ struct Shared {
   uint8_t *queries, *blocks, *codes;
   uint32_t* starts;  // [sequences + 1] tiles of one KV head before each sequence
   Work* work;        // [4]: a tile's stays until its result is stored
+  Row* rows;         // [kRows]
   uint64_t *query_full, *query_empty, *full, *empty;
 
   __device__ explicit Shared(uint8_t* raw) {
@@ -79,7 +86,8 @@ struct Shared {
     query_empty = query_full + 2;
     full = query_empty + 2;
     empty = full + C::kStages;
-    starts = reinterpret_cast<uint32_t*>(empty + C::kStages);
+    rows = reinterpret_cast<Row*>(empty + C::kStages);
+    starts = reinterpret_cast<uint32_t*>(rows + C::kRows);
   }
   __device__ void init() const {
     for (int i = 0; i < 2; ++i) ptx::barrier_init(&query_full[i], 1), ptx::barrier_init(&query_empty[i], 4 * C::kGroups);
@@ -91,6 +99,12 @@ struct Shared {
 template <int kStages>
 __device__ __forceinline__ uint32_t parity(uint32_t number) {
   return number / kStages & 1;
+}
+
+// Fills `rows`, by the whole block.
+template <class C>
+__device__ __forceinline__ void split_rows(const Params& p, Row* rows) {
+  if (threadIdx.x < C::kRows) rows[threadIdx.x] = {static_cast<uint16_t>(threadIdx.x / p.group), static_cast<uint16_t>(threadIdx.x % p.group)};
 }
 
 // Fills `starts`, by the whole block.
