@@ -49,8 +49,15 @@ fn items(seed: u64, stream: u64, count: usize, bound: u32) -> impl Iterator<Item
     (0..count).map(move |_| rng.random_range(0..bound))
 }
 
-/// Stream numbers: prefixes below this, bodies from here on.
-const BODIES: u64 = 1 << 32;
+/// Stream of a body; below are those of prefixes. Runs of other lengths draw other prompts, so that what one leaves in a server's prefix
+/// cache does not serve the next.
+fn body_of(args: &ServeBenchArgs, index: usize) -> u64 {
+    let length = match args.dataset_name {
+        DatasetName::PrefixRepetition => args.prefix_repetition_suffix_len,
+        _ => args.random_input_len,
+    };
+    (1 + length as u64) << 32 | index as u64
+}
 
 /// Prompts as token ids.
 pub fn tokens(args: &ServeBenchArgs, server: &Server) -> PromptSet {
@@ -59,7 +66,7 @@ pub fn tokens(args: &ServeBenchArgs, server: &Server) -> PromptSet {
     let prompts =
         shapes(args, &mut rng).into_iter().enumerate().map(|(index, (prefix, shape))| Prompt::Tokens {
             ids: items(args.seed, prefix as u64, shape.prefix, bound)
-                .chain(items(args.seed, BODIES + index as u64, shape.body, bound))
+                .chain(items(args.seed, body_of(args, index), shape.body, bound))
                 .collect(),
             output_len: shape.output,
         });
@@ -75,7 +82,7 @@ pub async fn text(args: &ServeBenchArgs, client: &Client, server: &Server) -> Pr
     for (index, (prefix, shape)) in shapes(args, &mut rng).into_iter().enumerate() {
         let bound = words.len() as u32;
         let chosen: Vec<&str> = items(args.seed, prefix as u64, shape.prefix, bound)
-            .chain(items(args.seed, BODIES + index as u64, shape.body, bound))
+            .chain(items(args.seed, body_of(args, index), shape.body, bound))
             .map(|word| words[word as usize])
             .collect();
         let target = shape.prefix + shape.body;
@@ -132,6 +139,15 @@ mod tests {
             }
             assert_ne!(made[0], prompts(&[&arguments[..], &["--seed", "1"]].concat())[0]);
         }
+    }
+
+    #[test]
+    fn prompts_of_other_lengths_share_no_beginning() {
+        let first = |len: &str| match &prompts(&["--num-prompts", "1", "--random-input-len", len])[0] {
+            Prompt::Tokens { ids, .. } => ids[..64].to_vec(),
+            Prompt::Text { .. } => panic!("expected token ids"),
+        };
+        assert_ne!(first("128"), first("2000"));
     }
 
     #[test]
