@@ -194,27 +194,30 @@ using std::max;
 using std::min;
 inline uint32_t min(uint32_t a, int b) { return std::min(a, static_cast<uint32_t>(b)); }
 
-template <class T>
-T __shfl_xor_sync(unsigned, T v, int lanes) {
-  static_assert(sizeof(T) == 4);
-  uint32_t bits;
-  std::memcpy(&bits, &v, 4);
-  bits = emulation::warp_collective(bits, [&](const uint32_t* all) { return all[(emulation::thread_number() % 32) ^ lanes]; });
-  std::memcpy(&v, &bits, 4);
+// Every lane's value of another lane, words of it one after the other.
+template <class T, class From>
+T emulation_shuffle(T v, From from) {
+  uint32_t words[sizeof(T) / 4];
+  static_assert(sizeof words == sizeof(T));
+  std::memcpy(words, &v, sizeof v);
+  for (uint32_t& word : words) word = emulation::warp_collective(word, [&](const uint32_t* all) { return all[from(emulation::thread_number() % 32)]; });
+  std::memcpy(&v, words, sizeof v);
   return v;
 }
-inline uint32_t __shfl_up_sync(unsigned, uint32_t v, int lanes) {
-  const int lane = emulation::thread_number() % 32;
-  return emulation::warp_collective(v, [&](const uint32_t* all) { return lane >= lanes ? all[lane - lanes] : v; });
+template <class T>
+T __shfl_xor_sync(unsigned, T v, int lanes) {
+  return emulation_shuffle(v, [=](int lane) { return lane ^ lanes; });
+}
+template <class T>
+T __shfl_up_sync(unsigned, T v, int lanes) {
+  return emulation_shuffle(v, [=](int lane) { return lane >= lanes ? lane - lanes : lane; });
 }
 template <class T>
 T __shfl_sync(unsigned, T v, int from) {
-  static_assert(sizeof(T) == 4);
-  uint32_t bits;
-  std::memcpy(&bits, &v, 4);
-  bits = emulation::warp_collective(bits, [&](const uint32_t* all) { return all[from & 31]; });
-  std::memcpy(&v, &bits, 4);
-  return v;
+  return emulation_shuffle(v, [=](int) { return from & 31; });
+}
+inline uint32_t __reduce_max_sync(unsigned, uint32_t v) {
+  return emulation::warp_collective(v, [](const uint32_t* all) { return *std::max_element(all, all + 32); });
 }
 inline bool __any_sync(unsigned, bool v) {
   return emulation::warp_collective(v, [](const uint32_t* all) { return std::any_of(all, all + 32, [](uint32_t x) { return x; }); });
@@ -230,6 +233,18 @@ inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 inline int __ffs(uint32_t v) { return __builtin_ffs(static_cast<int>(v)); }
 inline void __syncwarp() { emulation::warp_collective(0, [](const uint32_t*) { return 0; }); }
 inline void __syncthreads() { emulation::named_barrier(0, static_cast<int>(emulation::block_size.x), true); }
+inline int __syncthreads_or(int v) {
+  static int any;  // of the block that runs
+  __syncthreads();
+  any = 0;
+  __syncthreads();
+  any |= v != 0;
+  __syncthreads();
+  return any;
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
+inline uint32_t __float2uint_rz(float v) { return !(v > 0) ? 0 : v >= 4294967296.f ? ~0u : static_cast<uint32_t>(v); }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
   uint32_t out = 0;
@@ -247,7 +262,7 @@ inline uint32_t __vmaxu4(uint32_t a, uint32_t b) {
 template <class To, class From>
 To emulation_bits(From v) {
   To out;
-  std::memcpy(&out, &v, sizeof out);
+  std::memcpy(static_cast<void*>(&out), &v, sizeof out);
   return out;
 }
 inline float __uint_as_float(uint32_t v) { return emulation_bits<float>(v); }
@@ -263,15 +278,27 @@ T __ldcg(const T* p) {
   return *p;
 }
 template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
 void __stcg(T* p, T v) {
   *p = v;
 }
 inline void __threadfence() {}
+inline size_t __cvta_generic_to_shared(const void*) { emulation::fail("an instruction in assembly"); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
 template <class T, class V>
 T atomicAdd(T* p, V v) {
   const T before = *p;
   *p += v;
+  return before;
+}
+template <class T>
+T atomicMax(T* p, T v) {
+  const T before = *p;
+  *p = std::max(before, v);
   return before;
 }

@@ -352,7 +352,7 @@ extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const Gossa
   const uint32_t slices = slices_of(a->row_count);
   uint32_t* const bars = static_cast<uint32_t*>(workspace);
   Best* const scanned = slices > 1 ? reinterpret_cast<Best*>(bars + kBars) : nullptr;
-  if (scanned) scan_kernel<<<dim3(a->row_count, slices), kScanThreads, 0, stream>>>(*d, *a, bars, scanned);
-  sample_kernel<<<a->row_count, kThreads, 0, stream>>>(*d, *a, bars, scanned, slices);
-  return launched();
+  if (scanned)
+    if (const int status = gossamer::launch(scan_kernel, dim3(a->row_count, slices), dim3(kScanThreads), 0, stream, false, *d, *a, bars, scanned)) return status;
+  return gossamer::launch(sample_kernel, dim3(a->row_count), dim3(kThreads), 0, stream, false, *d, *a, bars, scanned, slices);
 }
