@@ -26,8 +26,8 @@ pub struct Roofs {
 /// Tokens before the first timed one that are run for a decoding sequence.
 pub const PREFILLED: u32 = 512;
 
-/// Steps of one kind until the device replays them: one loads the kernels, one is captured, one is replayed.
-const CAPTURING_STEPS: usize = 3;
+/// Steps of one kind until the device replays them: one loads the kernels and is captured, one is replayed.
+const CAPTURING_STEPS: usize = 2;
 /// Tokens that the sequences of those steps have before.
 const CAPTURED_CONTEXT: u32 = 60;
 
