@@ -175,6 +175,19 @@ void run_grid(void (*kernel)(P...), dim3 grid, dim3 threads, A... args) {
       }
 }
 
+// --- checks --------------------------------------------------------------------------------------------------------------
+// A seed of its own for every run, told so that the run can be repeated.
+inline uint32_t new_seed() {
+  const uint32_t seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  return seed;
+}
+// Says how a check ended; its exit status.
+inline int verdict(bool ok) {
+  std::printf(ok ? "all checks passed\n" : "FAILED\n");
+  return !ok;
+}
+
 }  // namespace emulation
 
 #define threadIdx (::emulation::self().index)
