@@ -4,12 +4,16 @@ use gossamer_tests::{
     client::Client,
     load::{Load, mixed, undisturbed},
     processes::{golden_server, idle, kill_and_await_successor, metric},
-    server::eventually,
+    server::{eventually, kill},
 };
+use rustix::process::Signal;
 use serde_json::json;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 #[tokio::test]
@@ -78,6 +82,35 @@ async fn a_lone_api_server_is_replaced_and_clients_can_come_again() {
     })
     .await;
     idle(&server).await;
+}
+
+/// With the scheduler stopped, successors stay what they are for some milliseconds otherwise: servers that start.
+#[tokio::test]
+async fn successors_of_all_api_servers_keep_clients_waiting_and_refuse_nobody() {
+    for count in ["1", "2"] {
+        let server = golden_server(&["--api-server-count", count]).await;
+        let scheduler = server.child("scheduler");
+        kill(scheduler, Signal::STOP);
+        for role in ["api-server-0", "api-server-1"].iter().take(count.parse().expect("a count")) {
+            kill_and_await_successor(&server, role).await;
+        }
+        let client = server.client();
+        let body = json!({"prompt": [1, 2], "max_tokens": 3, "ignore_eos": true});
+        let mut answers: Vec<_> = (0..8)
+            .map(|_| {
+                let (client, body) = (client.clone(), body.clone());
+                tokio::spawn(async move { client.try_post("/v1/completions", &body).await })
+            })
+            .collect();
+        // Nobody is answered before there is an engine to ask.
+        let early = tokio::time::timeout(Duration::from_millis(300), &mut answers[0]).await;
+        assert!(early.is_err(), "{early:?}");
+        kill(scheduler, Signal::CONT);
+        for answer in answers {
+            let answer = answer.await.expect("no request panics").expect("no connection breaks");
+            assert_eq!(answer.status, 200, "{}", answer.body);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! Counters that all API servers share, in memory that the supervisor owns.
 //!
-//! Every word is an atomic that only grows, except the connection counts and the readiness at the end, of which each word
-//! belongs to one server. A server that restarts goes on adding, so a scrape of any of them gives the whole.
+//! Every word is an atomic that only grows, except the connection counts, of which each word belongs to one server. A server
+//! that restarts goes on adding, so a scrape of any of them gives the whole.
 //!
 //! Times are kept in nanoseconds: sums of floats cannot be added atomically.
 
@@ -14,8 +14,8 @@ use std::{
 };
 
 /// What the words mean; a reader with another description must not open the memory.
-pub const BOARD_LAYOUT: &str = "gateway board 3: counters u64, histograms u64, connections u64[256], ready u64[256], was ready u64, \
-     replaced u64[3]";
+pub const BOARD_LAYOUT: &str =
+    "gateway board 4: counters u64, histograms u64, connections u64[256], was ready u64, replaced u64[3]";
 
 /// Number of 64-bit words.
 pub const BOARD_WORDS: usize = REPLACED_WORD + 3;
@@ -81,8 +81,7 @@ pub const HISTOGRAMS: [Histogram; 5] = [
 const MOST_BUCKETS: usize = 22;
 const HISTOGRAM_WORDS: usize = MOST_BUCKETS + 2;
 const CONNECTIONS: usize = COUNTERS + HISTOGRAMS.len() * HISTOGRAM_WORDS;
-const READY: usize = CONNECTIONS + MOST_SERVERS;
-const WAS_READY: usize = READY + MOST_SERVERS;
+const WAS_READY: usize = CONNECTIONS + MOST_SERVERS;
 
 /// Upper bounds in nanoseconds.
 const fn milliseconds<const N: usize>(bounds: [u64; N]) -> [u64; N] {
@@ -241,14 +240,9 @@ impl Board {
             .unwrap_or(u64::MAX)
     }
 
-    /// Says whether a server takes requests.
-    pub fn set_ready(&self, server: u16, ready: bool) {
-        if let Some(word) = self.words().get(READY + usize::from(server)) {
-            word.store(u64::from(ready), Relaxed);
-        }
-        if ready {
-            self.words()[WAS_READY].store(1, Relaxed);
-        }
+    /// Says that a server takes requests.
+    pub fn set_was_ready(&self) {
+        self.words()[WAS_READY].store(1, Relaxed);
     }
 
     /// Processes that died and were replaced: API servers, schedulers, workers.
@@ -259,13 +253,6 @@ impl Board {
     /// Whether any server ever took requests: what starts now is a successor.
     pub fn was_ready(&self) -> bool {
         self.words()[WAS_READY].load(Relaxed) != 0
-    }
-
-    /// Whether a server other than `except` said that it takes requests. It may have died since.
-    pub fn is_another_ready(&self, except: u16, servers: u16) -> bool {
-        let servers = usize::from(servers).min(MOST_SERVERS);
-        let words = self.words()[READY..READY + servers].iter().enumerate();
-        words.filter(|(index, _)| *index != usize::from(except)).any(|(_, word)| word.load(Relaxed) != 0)
     }
 
     fn connection_words(&self, servers: u16) -> impl Iterator<Item = u64> {
@@ -305,19 +292,6 @@ mod tests {
         assert_eq!(board.fewest_connections(0, 3), 3);
         assert_eq!(board.fewest_connections(1, 3), 9);
         assert_eq!(board.connections(3), 12);
-    }
-
-    #[test]
-    fn a_server_that_is_ready_is_found_among_the_others() {
-        let board = Board::private();
-        board.set_ready(0, false);
-        assert!(!board.was_ready());
-        board.set_ready(1, true);
-        assert!(
-            board.is_another_ready(0, 2) && !board.is_another_ready(1, 2) && !board.is_another_ready(0, 1)
-        );
-        board.set_ready(1, false);
-        assert!(!board.is_another_ready(0, 2) && board.was_ready());
     }
 
     #[test]

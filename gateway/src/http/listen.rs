@@ -1,8 +1,9 @@
 //! Accepting connections from the listener that all API servers share.
 //!
 //! Invariant: a ready server with the fewest connections never waits to accept, so a connection is never left alone.
-//! Invariant: once one server is ready, no new connection is answered by one that still starts: it waits until that one is
-//! ready too. So `/ready` speaks for all of them, and the successor of a dead server refuses nobody.
+//! Invariant: once one server was ready, no new connection is answered by one that still starts: it waits until that one is
+//! ready too. So `/ready` speaks for all of them, and the successor of a dead server refuses nobody, not even when all have
+//! died.
 
 use super::App;
 use axum::Router;
@@ -15,7 +16,7 @@ use std::{
     io,
     net::TcpListener as StdListener,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -30,7 +31,7 @@ use tokio::{
 const SLACK: u64 = 4;
 /// Longest pause in favour of a less loaded server. That one may be dead and its count stale, so nobody waits longer.
 const YIELD: Duration = Duration::from_millis(20);
-/// Longest time for which a server that starts holds a connection back. Those that were ready may be dead.
+/// Longest time for which a server that starts holds connections back, all together: the engine may have died as well.
 const HOLD: Duration = Duration::from_secs(5);
 /// How often it looks whether it may go on.
 const LOOK: Duration = Duration::from_millis(5);
@@ -61,18 +62,35 @@ impl Default for Drain {
     }
 }
 
+/// Where a server that starts keeps connections, once the server as a whole was ready.
+struct Hold {
+    app: Arc<App>,
+    since: OnceLock<Instant>,
+}
+
+impl Hold {
+    /// Waits while this server starts, but never past the hold's end.
+    async fn over(&self) {
+        while self.app.is_starting()
+            && self.app.board.was_ready()
+            && self.since.get_or_init(Instant::now).elapsed() < HOLD
+        {
+            sleep(LOOK).await;
+        }
+    }
+}
+
 struct Open {
     app: Arc<App>,
     own: Arc<AtomicUsize>,
     server: u16,
-    servers: u16,
 }
 
 impl Open {
-    fn new(app: &Arc<App>, own: &Arc<AtomicUsize>, server: u16, servers: u16) -> Self {
+    fn new(app: &Arc<App>, own: &Arc<AtomicUsize>, server: u16) -> Self {
         let count = own.fetch_add(1, Ordering::Relaxed) + 1;
         app.board.set_connections(server, count as u64);
-        Self { app: app.clone(), own: own.clone(), server, servers }
+        Self { app: app.clone(), own: own.clone(), server }
     }
 }
 
@@ -95,19 +113,19 @@ pub async fn serve_listener(
     let listener = TcpListener::from_std(listener)?;
     let own = Arc::new(AtomicUsize::new(0));
     app.board.set_connections(server, 0);
-    app.board.set_ready(server, false);
+    let hold = Arc::new(Hold { app: app.clone(), since: OnceLock::new() });
     let mut closing = drain.close.subscribe();
     let mut last_error: Option<io::ErrorKind> = None;
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &app, &own, server, servers) => accepted,
+            accepted = accept(&listener, &hold, &own, server, servers) => accepted,
             _ = closing.wait_for(|closed| *closed) => break,
         };
         match accepted {
             Ok(stream) => {
                 last_error = None;
-                let open = Open::new(&app, &own, server, servers);
-                tokio::spawn(connection(stream, router.clone(), open, drain.close.subscribe()));
+                let open = Open::new(&app, &own, server);
+                tokio::spawn(connection(stream, router.clone(), open, hold.clone(), drain.close.subscribe()));
             }
             Err(error) => {
                 // Out of file descriptors, most likely: said once, tried again when some may be free.
@@ -126,25 +144,17 @@ pub async fn serve_listener(
     Ok(())
 }
 
-/// Waits while this server starts and another one is ready.
-async fn until_ready(app: &App, server: u16, servers: u16) {
-    let start = Instant::now();
-    while app.is_starting() && app.board.is_another_ready(server, servers) && start.elapsed() < HOLD {
-        sleep(LOOK).await;
-    }
-}
-
 async fn accept(
     listener: &TcpListener,
-    app: &App,
+    hold: &Hold,
     own: &AtomicUsize,
     server: u16,
     servers: u16,
 ) -> io::Result<TcpStream> {
+    hold.over().await;
     if servers > 1 {
-        until_ready(app, server, servers).await;
         let count = own.load(Ordering::Relaxed) as u64;
-        if count > app.board.fewest_connections(server, servers).saturating_add(SLACK) {
+        if count > hold.app.board.fewest_connections(server, servers).saturating_add(SLACK) {
             sleep(YIELD).await;
         }
     }
@@ -154,9 +164,15 @@ async fn accept(
     Ok(stream)
 }
 
-async fn connection(stream: TcpStream, router: Router, open: Open, mut closing: watch::Receiver<bool>) {
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    _counted: Open,
+    hold: Arc<Hold>,
+    mut closing: watch::Receiver<bool>,
+) {
     // It may have been accepted just before another server was ready.
-    until_ready(&open.app, open.server, open.servers).await;
+    hold.over().await;
     let service = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

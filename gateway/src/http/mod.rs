@@ -123,9 +123,11 @@ impl App {
         !self.is_draining() && (loads || matches!(self.engine.state(), EngineState::Starting))
     }
 
-    /// Tells the other API servers whether this one takes requests.
+    /// Tells the other API servers, and the successors of them all, if this one takes requests.
     pub fn publish_readiness(&self) {
-        self.board.set_ready(self.engine.api_server(), self.admit().is_ok());
+        if self.admit().is_ok() {
+            self.board.set_was_ready();
+        }
     }
 
     /// The engine, if requests can be taken.
