@@ -19,8 +19,8 @@ pub struct SchedulerConfig {
     pub steps_in_flight: u32,
     /// Most sequences that may wait beyond the free slots before [`gossamer_wire::Refusal::QueueFull`].
     pub max_queued_requests: u32,
-    /// Token counts of the captured graphs, rising; see [`graph_buckets`]. Empty: no graphs.
-    pub graph_buckets: Vec<u32>,
+    /// Most sequences of a step that runs from a captured graph; 0: no graphs.
+    pub cuda_graph_capture_size: u32,
 }
 
 impl Default for SchedulerConfig {
@@ -33,7 +33,7 @@ impl Default for SchedulerConfig {
             enable_chunked_prefill: true,
             steps_in_flight: 2,
             max_queued_requests: 8192,
-            graph_buckets: Vec::new(),
+            cuda_graph_capture_size: 0,
         }
     }
 }
@@ -58,14 +58,6 @@ pub enum ConfigError {
         /// The longest sequence.
         max_model_len: u32,
     },
-    /// Graph sizes are out of order.
-    #[error("expected graph buckets in rising order, got {next} after {previous}")]
-    BucketOrder {
-        /// A bucket.
-        previous: u32,
-        /// The one after it.
-        next: u32,
-    },
 }
 
 impl SchedulerConfig {
@@ -81,9 +73,6 @@ impl SchedulerConfig {
                 return Err(ConfigError::Zero { name });
             }
         }
-        if let Some(pair) = self.graph_buckets.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return Err(ConfigError::BucketOrder { previous: pair[0], next: pair[1] });
-        }
         Ok(())
     }
 
@@ -93,45 +82,9 @@ impl SchedulerConfig {
     }
 }
 
-/// More sequences than any step decodes, whatever is asked for.
-const LARGEST_GRAPH: u32 = 1 << 16;
-
-/// Graph sizes up to `capture_size`: each of 1 to 16, then steps of 8, 16, 32 and 64 that keep padding under an eighth.
-pub fn graph_buckets(capture_size: u32) -> Vec<u32> {
-    let capture_size = capture_size.min(LARGEST_GRAPH);
-    let mut buckets = Vec::new();
-    let mut next = 1;
-    while next <= capture_size {
-        buckets.push(next);
-        next += match next {
-            0..16 => 1,
-            16..128 => 8,
-            128..256 => 16,
-            256..512 => 32,
-            _ => 64,
-        };
-    }
-    if buckets.last().is_some_and(|last| *last < capture_size) {
-        buckets.push(capture_size);
-    }
-    buckets
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn buckets_rise_to_the_capture_size() {
-        assert_eq!(graph_buckets(0), Vec::<u32>::new());
-        assert_eq!(graph_buckets(3), [1, 2, 3]);
-        assert_eq!(graph_buckets(20).last(), Some(&20));
-        assert_eq!(graph_buckets(u32::MAX).last(), Some(&LARGEST_GRAPH));
-        let buckets = graph_buckets(2048);
-        assert_eq!(buckets[..17], (1..=16).chain([24]).collect::<Vec<_>>());
-        assert_eq!(buckets.last(), Some(&2048));
-        SchedulerConfig { graph_buckets: buckets, ..Default::default() }.validate().unwrap();
-    }
 
     #[test]
     fn zero_counts_are_named() {

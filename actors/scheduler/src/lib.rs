@@ -50,6 +50,6 @@ mod sequence;
 
 pub use attachment::{WorkerError, check_settings};
 pub use completion::CompleteError;
-pub use config::{ConfigError, SchedulerConfig, graph_buckets};
+pub use config::{ConfigError, SchedulerConfig};
 pub use invariants::Violation;
 pub use scheduler::Scheduler;

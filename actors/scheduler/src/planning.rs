@@ -89,7 +89,7 @@ impl Scheduler {
         if self.section().runs.is_empty() {
             return None;
         }
-        self.commit_plan(self.config.max_num_batched_tokens - budget);
+        self.commit_plan();
         Some(&self.plan)
     }
 
@@ -116,16 +116,13 @@ impl Scheduler {
         self.scratch.joining = 0;
     }
 
-    fn commit_plan(&mut self, tokens: u32) {
+    fn commit_plan(&mut self) {
         self.plan.step = self.next_step;
         self.next_step += 1;
         self.plan.snapshot = std::mem::take(&mut self.snapshot_due);
         let section = &mut self.plan.ranks[0];
         section.leave.append(&mut self.leaving);
-        // Graphs are captured for steps in which every sequence runs one token.
-        let buckets = &self.config.graph_buckets;
-        let bucket = buckets.get(buckets.partition_point(|bucket| *bucket < tokens)).copied();
-        self.plan.graph_bucket = if section.runs.len() == tokens as usize { bucket.unwrap_or(0) } else { 0 };
+        self.plan.choose_graph(self.config.cuda_graph_capture_size);
         let spare = self.scratch.spare_samples.pop().unwrap_or_default();
         let samples = std::mem::replace(&mut self.scratch.samples, spare);
         self.in_flight.push_back(InFlight { step: self.plan.step, samples });

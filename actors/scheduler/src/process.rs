@@ -22,7 +22,7 @@ mod worker_group;
 use crate::process::links::{ServerLink, listen};
 use crate::process::stats_clock::StatsClock;
 use crate::process::worker_group::WorkerGroup;
-use crate::{CompleteError, Scheduler, SchedulerConfig, WorkerError, graph_buckets};
+use crate::{CompleteError, Scheduler, SchedulerConfig, WorkerError};
 use gossamer_channel::{RecvError, SendError};
 use gossamer_config::ServeConfig;
 use gossamer_supervisor::{ChildContext, ChildEvent, ChildRole, ChildState, TreeError, Work, run_tree};
@@ -178,7 +178,7 @@ pub fn settings(config: &ServeConfig) -> SchedulerConfig {
         enable_chunked_prefill: config.enable_chunked_prefill,
         steps_in_flight: if config.async_scheduling { 1 + config.parallel.pipeline } else { 1 },
         max_queued_requests: config.max_queued_requests,
-        graph_buckets: graph_buckets(config.cuda_graph_capture_size),
+        cuda_graph_capture_size: config.cuda_graph_capture_size,
     }
 }
 

@@ -91,7 +91,7 @@ fn setting() -> impl Strategy<Value = (SchedulerConfig, WorkerInfo)> {
                     enable_chunked_prefill: chunked,
                     steps_in_flight: in_flight,
                     max_queued_requests: queued,
-                    graph_buckets: Vec::new(),
+                    cuda_graph_capture_size: 0,
                 };
                 let info = WorkerInfo {
                     rank: 0,

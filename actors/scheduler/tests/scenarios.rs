@@ -5,7 +5,7 @@ mod common;
 mod driver;
 
 use driver::{Driver, submit};
-use gossamer_scheduler::{ConfigError, Scheduler, SchedulerConfig, WorkerError, graph_buckets};
+use gossamer_scheduler::{ConfigError, Scheduler, SchedulerConfig, WorkerError};
 use gossamer_wire::{
     AbortReason, FinishReason, FromScheduler, KvGroup, Refusal, RequestId, SampledToken, SequenceKey,
     StepPlan, StepResult, Submit, WorkerInfo,
@@ -494,7 +494,7 @@ fn results_that_contradict_the_plan_change_nothing() {
 
 #[test]
 fn only_steps_of_single_tokens_use_a_graph() {
-    let config = SchedulerConfig { graph_buckets: graph_buckets(24), ..Default::default() };
+    let config = SchedulerConfig { cuda_graph_capture_size: 24, ..Default::default() };
     let mut scheduler = Scheduler::new(config, &info(1000, 16, 20)).unwrap();
     let mut buckets = Vec::new();
     for (serial, count) in [(0, 1), (100, 17), (200, 10)] {

@@ -131,10 +131,38 @@ pub struct StepPlan {
     pub snapshot: bool,
     /// Micro-batch of a pipeline; 0 without one.
     pub micro_batch: u32,
-    /// Token count of the captured graph to use; 0: run without one.
+    /// Token count of the captured graph to use; 0: run without one. See [`Self::choose_graph`].
     pub graph_bucket: u32,
     /// One section per data-parallel rank.
     pub ranks: Vec<RankPlan>,
+}
+
+impl StepPlan {
+    /// Chooses the captured graph, the same for all ranks: where every sequence runs one token, the smallest size up to
+    /// `largest` that has room for the most sequences of a rank.
+    pub fn choose_graph(&mut self, largest: u32) {
+        let single = |rank: &RankPlan| rank.runs.iter().all(|run| run.count == 1);
+        let most = self.ranks.iter().map(|rank| rank.runs.len()).max().unwrap_or(0);
+        self.graph_bucket = match u32::try_from(most) {
+            Ok(most) if self.ranks.iter().all(single) => graph_bucket(most, largest),
+            _ => 0,
+        };
+    }
+}
+
+/// The size that `sequences` are padded to: each of 1 to 16, then some that grow with them, and `largest` itself. 0 above it.
+fn graph_bucket(sequences: u32, largest: u32) -> u32 {
+    let step = match sequences {
+        0..=16 => 1,
+        17..=64 => 8,
+        65..=256 => 32,
+        257..=512 => 64,
+        _ => 256,
+    };
+    match sequences {
+        fitting if fitting <= largest => fitting.next_multiple_of(step).min(largest),
+        _ => 0,
+    }
 }
 
 /// A drawn token.
@@ -178,4 +206,46 @@ pub enum FromWorker {
         /// What happened.
         message: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_sequences_up_to_the_largest_is_padded_a_little_and_none_beyond() {
+        for (sequences, expected) in [(1, 1), (16, 16), (17, 24), (64, 64), (65, 96), (300, 320), (512, 512)]
+        {
+            assert_eq!(graph_bucket(sequences, 512), expected, "{sequences}");
+        }
+        assert_eq!(graph_bucket(513, 512), 0);
+        // The largest need not be a whole step.
+        assert_eq!(graph_bucket(99, 100), 100);
+        assert_eq!(graph_bucket(1, 0), 0);
+        for largest in 1..700 {
+            let sizes: Vec<u32> = (1..=largest).map(|sequences| graph_bucket(sequences, largest)).collect();
+            assert!(sizes.is_sorted() && sizes.last() == Some(&largest), "{largest}: {sizes:?}");
+            assert!(
+                sizes.iter().zip(1..).all(|(size, sequences)| *size >= sequences),
+                "{largest}: {sizes:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn all_ranks_run_the_graph_that_the_fullest_one_needs() {
+        let run = |count| Run { slot: 0, start: 0, count, input: InputTokens::Known, sample: true };
+        let rank =
+            |runs: &[u32]| RankPlan { runs: runs.iter().copied().map(run).collect(), ..Default::default() };
+        let bucket = |ranks: &[&[u32]], largest| {
+            let mut plan =
+                StepPlan { ranks: ranks.iter().map(|runs| rank(runs)).collect(), ..Default::default() };
+            plan.choose_graph(largest);
+            plan.graph_bucket
+        };
+        assert_eq!(bucket(&[&[1, 1], &[1; 18]], 64), 24);
+        assert_eq!(bucket(&[&[1, 1], &[1; 18]], 17), 0);
+        assert_eq!(bucket(&[&[1, 1], &[1, 5]], 64), 0);
+        assert_eq!(bucket(&[&[], &[]], 64), 0);
+    }
 }

@@ -246,7 +246,9 @@ impl Bench<'_> {
 
     /// Runs one plan and returns its time.
     fn step(&mut self, section: RankPlan, snapshot: bool) -> Result<f64, LatencyError> {
-        let plan = StepPlan { step: self.next_step, snapshot, ranks: vec![section], ..StepPlan::default() };
+        let mut plan =
+            StepPlan { step: self.next_step, snapshot, ranks: vec![section], ..StepPlan::default() };
+        plan.choose_graph(u32::MAX);
         self.next_step += 1;
         let start = Instant::now();
         self.model.step(&plan)?;

@@ -113,7 +113,7 @@ impl Blueprint<'_> {
             enable_chunked_prefill: true,
             steps_in_flight,
             max_queued_requests: u32::MAX / 2,
-            graph_buckets: Vec::new(),
+            cuda_graph_capture_size: 0,
         };
         let info = WorkerInfo {
             rank: 0,

@@ -194,12 +194,13 @@ fn pipelined(model: &mut Model, request: &Request, first_step: u64) -> Vec<u32> 
     let mut tokens = Vec::new();
     let mut in_flight = 0;
     for at in 0..generate {
-        let plan = StepPlan {
+        let mut plan = StepPlan {
             step: first_step + u64::from(at),
             snapshot: at == 0,
             ranks: vec![std::mem::take(&mut section)],
             ..StepPlan::default()
         };
+        plan.choose_graph(u32::MAX);
         model.enqueue(&plan).unwrap();
         in_flight += 1;
         section.runs.push(run(len + at, 1, InputTokens::LastSampled));

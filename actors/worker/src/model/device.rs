@@ -127,24 +127,6 @@ impl OutputLayout {
     }
 }
 
-/// The padded size of a decode step; `None` above `most`.
-fn padded(sequences: u32, most: u32) -> Option<u32> {
-    let step = match sequences {
-        0..=16 => 1,
-        17..=64 => 8,
-        65..=256 => 32,
-        257..=512 => 64,
-        _ => 256,
-    };
-    let size = sequences.next_multiple_of(step);
-    if size <= most {
-        Some(size)
-    } else {
-        // The last size need not be a whole step.
-        (sequences <= most).then_some(most)
-    }
-}
-
 /// A word of a result; what is out of range is no token.
 fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(u32::MAX, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
@@ -300,7 +282,7 @@ impl Model {
         self.settle_to_one_undrawn(steps, &section.runs)?;
         let runs = singles_first(&section.runs);
         self.batch.fill(&self.slots, &runs, &self.info);
-        let key = self.graph_key(steps, &runs);
+        let key = self.graph_key(steps, plan.graph_bucket, &runs);
         if let Some(key) = key {
             self.batch.pad(key.sequences as usize, self.info.num_blocks, self.info.block_size);
             self.batch.max_kv = key.max_kv;
@@ -315,15 +297,15 @@ impl Model {
         Ok(())
     }
 
-    /// The graph that a step may be replayed from.
-    fn graph_key(&self, steps: &Steps, runs: &[Run]) -> Option<Key> {
+    /// The graph that a step may be replayed from, of the size that the plan names for all ranks.
+    fn graph_key(&self, steps: &Steps, graph_bucket: u32, runs: &[Run]) -> Option<Key> {
         let decode = runs.iter().all(|run| run.count == 1 && run.sample);
         let batch = &self.batch;
         if runs.is_empty() || !decode || !batch.sample.masks.is_empty() || batch.groups.len() > 2 {
             return None;
         }
-        let sequences = padded(runs.len() as u32, steps.capture_size)?;
-        if !self.program.is_capturable(sequences) {
+        let sequences = graph_bucket.min(steps.capture_size);
+        if sequences < runs.len() as u32 || !self.program.is_capturable(sequences) {
             return None;
         }
         let mut strides = [0; 2];
@@ -542,18 +524,6 @@ impl Drop for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_size_up_to_the_limit_is_padded_a_little_and_none_beyond() {
-        assert_eq!(padded(0, 512), Some(0));
-        for (sequences, expected) in [(1, 1), (16, 16), (17, 24), (64, 64), (65, 96), (300, 320), (512, 512)]
-        {
-            assert_eq!(padded(sequences, 512), Some(expected), "{sequences}");
-        }
-        assert_eq!(padded(513, 512), None);
-        assert_eq!(padded(99, 100), Some(100));
-        assert_eq!(padded(1, 0), None);
-    }
 
     #[test]
     fn parts_of_the_results_do_not_overlap() {

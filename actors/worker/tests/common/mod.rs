@@ -142,7 +142,9 @@ impl Driver {
                 self.plan(sequence, count, decode, &mut section);
                 ran.push(index);
             }
-            let plan = StepPlan { step: self.step, snapshot, ranks: vec![section], ..StepPlan::default() };
+            let mut plan =
+                StepPlan { step: self.step, snapshot, ranks: vec![section], ..StepPlan::default() };
+            plan.choose_graph(u32::MAX);
             snapshot = false;
             let result = self.model.step(&plan).unwrap();
             assert_eq!(result.step, self.step);
