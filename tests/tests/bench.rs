@@ -40,9 +40,22 @@ async fn lengths_and_times_are_right_on_both_endpoints_at_any_interval() {
     });
     write!(steps, "{cost}").expect("there is room");
     let steps = steps.path().to_str().expect("temporary files have UTF-8 paths").to_owned();
+    // Other work on the machine may stretch a step in one run, but hardly in the same way in each of three.
+    let mut ratios = Vec::new();
+    while ratios.len() < 3 && !ratios.last().is_some_and(|ratio| (0.95..1.05).contains(ratio)) {
+        let times = times_at_both_intervals(&steps).await;
+        assert!(times.iter().all(|time| *time >= 19.0), "a step takes 20 ms: {times:?}");
+        ratios.push(times[1] / times[0]);
+    }
+    let ratio = ratios.last().expect("it ran");
+    assert!((0.95..1.05).contains(ratio), "time per token at interval 20 over that at 1: {ratios:?}");
+}
+
+/// Runs the same load at intervals 1 and 20, checks what was counted, and returns the times per token in milliseconds.
+async fn times_at_both_intervals(steps: &str) -> Vec<f64> {
     let mut times = Vec::new();
     for interval in ["1", "20"] {
-        let server = TestServer::sim(&["--sim-calibration", &steps, "--stream-interval", interval]).await;
+        let server = TestServer::sim(&["--sim-calibration", steps, "--stream-interval", interval]).await;
         let (mut prompts, mut tokens) = (0, 0);
         for (backend, frame) in [("openai", 0), ("openai-chat", 67)] {
             let lengths = ["--random-input-len", "100", "--random-output-len", "41"];
@@ -62,9 +75,7 @@ async fn lengths_and_times_are_right_on_both_endpoints_at_any_interval() {
         assert_eq!(client.metric("prompt_tokens_total", "").await, f64::from(prompts));
         assert_eq!(client.metric("generation_tokens_total", "").await, f64::from(tokens));
     }
-    let ratio = times[1] / times[0];
-    assert!((0.95..1.05).contains(&ratio), "time per token {times:?} ms at intervals 1 and 20");
-    assert!(times[0] >= 19.0, "a step takes 20 ms: {times:?}");
+    times
 }
 
 /// Case 28: what breaks in mid-stream is no success, and the exit status says so.

@@ -3,7 +3,7 @@
 use gossamer_tests::{
     client::Client,
     processes::{golden_server, idle, metric, taken_in},
-    server::TestServer,
+    server::{TestServer, eventually},
 };
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
-/// Gauges are back at 0 within this time.
+/// Gauges are back at 0, and stay there, within this time.
 const SOON: Duration = Duration::from_secs(5);
 
 fn endless() -> Value {
@@ -28,14 +28,23 @@ fn plain_to(server: &TestServer, path: &'static str, body: Value) -> JoinHandle<
     tokio::spawn(async move { drop(client.try_post(path, &body).await) })
 }
 
-async fn aborts(server: &TestServer) -> f64 {
-    server.client().metric("request_success_total", "finished_reason=\"abort\"").await
+/// Waits until as many choices were cut off by their clients, and until nothing is left of them.
+async fn aborted(server: &TestServer, count: f64) {
+    let (client, left) = (server.client(), Instant::now());
+    eventually("aborts", async || {
+        match client.metric("request_success_total", "finished_reason=\"abort\"").await {
+            seen if seen == count => Ok(()),
+            seen => Err(format!("{seen} of {count}")),
+        }
+    })
+    .await;
+    idle(server).await;
+    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
 }
 
 #[tokio::test]
 async fn fifty_streams_cut_at_once_leave_nothing() {
     let server = golden_server(&["--num-gpu-blocks-override", "2200"]).await;
-    let before = aborts(&server).await;
     let mut streams = Vec::new();
     for _ in 0..50 {
         let client = Client::new(server.port());
@@ -46,12 +55,10 @@ async fn fifty_streams_cut_at_once_leave_nothing() {
         streams.push((client, stream));
     }
     drop(streams);
-    let left = Instant::now();
-    idle(&server).await;
-    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
-    // None can have ended by itself: the last one begins long before the first one's 8000 tokens are drawn.
+    // Each stream that was cut is one abort, and none can have ended by itself: the last one begins long before the first one's
+    // 8000 tokens are drawn.
+    aborted(&server, 50.0).await;
     let client = server.client();
-    assert_eq!(aborts(&server).await - before, 50.0, "each stream that was cut is one abort");
     assert_eq!(client.metric("request_success_total", "").await, 50.0);
     assert_eq!(
         client.metric("prompt_tokens_total", "").await,
@@ -98,10 +105,7 @@ async fn running_and_queued_requests_end_with_their_clients() {
     assert_eq!(server.client().metric("num_requests_running", "").await, 4.0);
     tasks.iter().for_each(JoinHandle::abort);
     drop(streams);
-    let left = Instant::now();
-    idle(&server).await;
-    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
-    assert_eq!(aborts(&server).await, 8.0);
+    aborted(&server, 8.0).await;
 }
 
 #[tokio::test]
@@ -124,10 +128,7 @@ async fn chats_end_with_their_clients() {
                 task.abort();
             }
         }
-        let left = Instant::now();
-        idle(&server).await;
-        assert!(left.elapsed() < SOON, "stream {stream}: it took {:?}", left.elapsed());
-        assert_eq!(aborts(&server).await, number, "stream {stream}");
+        aborted(&server, number).await;
     }
     let drawn = server.client().metric("generation_tokens_total", "").await;
     assert!(drawn < 2.0 * 20_000.0, "{drawn} tokens were drawn for clients who had left");
@@ -143,10 +144,7 @@ async fn prompts_under_way_end_with_their_clients() {
     // The first takes the whole budget of each step; the second waits behind it.
     taken_in(&server, 2.0).await;
     tasks.iter().for_each(JoinHandle::abort);
-    let left = Instant::now();
-    idle(&server).await;
-    assert!(left.elapsed() < SOON, "it took {:?}", left.elapsed());
-    assert_eq!(aborts(&server).await, 2.0);
+    aborted(&server, 2.0).await;
     // No token was drawn for anybody.
     assert_eq!(server.client().metric("generation_tokens_total", "").await, 0.0);
 }

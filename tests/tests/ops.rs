@@ -111,9 +111,22 @@ async fn settings_that_can_never_work_are_refused_before_weights_open() {
     }
 }
 
+/// Other work on the machine may delay answers in one run, but hardly in each of three.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_prompts_do_not_freeze_the_others() {
     let server = TestServer::sim(&[]).await;
+    let mut seen = Vec::new();
+    while seen.len() < 3 && !seen.last().is_some_and(|p99| *p99 < FREEZE) {
+        seen.push(p99_beside_long_prompts(&server).await);
+    }
+    assert!(seen.last().is_some_and(|p99| *p99 < FREEZE), "p99 of answers beside long prompts: {seen:?}");
+}
+
+/// An answer that takes longer waits for something.
+const FREEZE: Duration = Duration::from_millis(100);
+
+/// How long all but a hundredth of the answers to probes take at most, while long prompts are tokenized.
+async fn p99_beside_long_prompts(server: &TestServer) -> Duration {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(12_000);
     let mut tasks = Vec::new();
     for number in 0..8 {
@@ -133,9 +146,8 @@ async fn long_prompts_do_not_freeze_the_others() {
         assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 100_000);
     }
     gaps.sort();
-    let p99 = gaps[(gaps.len() * 99 / 100).min(gaps.len() - 1)];
     assert!(gaps.len() >= 20, "only {} answers", gaps.len());
-    assert!(p99 < Duration::from_millis(100), "p99 of {} answers: {p99:?}", gaps.len());
+    gaps[(gaps.len() * 99 / 100).min(gaps.len() - 1)]
 }
 
 #[tokio::test]

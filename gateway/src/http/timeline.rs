@@ -1,7 +1,7 @@
 //! When things happened to a request: what the histograms are made of.
 //!
 //! Invariant: once nothing runs, the histograms per request have one entry each for every request that got a token,
-//! however it ended; so their counts agree.
+//! however it ended; so their counts agree. A request is in them before its end is counted.
 
 use super::board::{Board, Counter, Histogram};
 use std::time::Instant;
@@ -77,6 +77,9 @@ impl Timeline {
     /// A choice ended.
     pub fn ended(&mut self, how: Ended) {
         self.open = self.open.saturating_sub(1);
+        if self.open == 0 {
+            self.close();
+        }
         self.board.add(
             match how {
                 Ended::Stop => Counter::FinishedStop,
@@ -85,9 +88,6 @@ impl Timeline {
             },
             1,
         );
-        if self.open == 0 {
-            self.close();
-        }
     }
 
     /// The request is over. Said twice it counts once.
@@ -101,8 +101,8 @@ impl Timeline {
 
 impl Drop for Timeline {
     fn drop(&mut self) {
+        self.close();
         // What did not end was cut off by its client.
         self.board.add(Counter::FinishedAbort, self.open as u64);
-        self.close();
     }
 }

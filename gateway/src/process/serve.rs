@@ -135,6 +135,12 @@ fn summarize(config: &ServeConfig, recipe: Option<&(String, Vec<(String, String)
             "--cpu-threads {threads}: there are {cores} cores, so that threads wait for each other"
         );
     }
+    let forced = [("--moe-backend", &config.moe_backend), ("--attention-backend", &config.attention_backend)];
+    for (flag, backend) in forced {
+        if let (Device::Sim, Some(backend)) = (config.device, backend) {
+            tracing::warn!("{flag} {backend} has no effect: a simulated device runs no kernels");
+        }
+    }
     if config.api_keys.is_empty() && !config.host.is_loopback() {
         tracing::warn!("anybody who reaches {} can use this server; --api-key asks for a key", config.host);
     }
