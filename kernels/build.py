@@ -132,21 +132,29 @@ def compile_one(nvcc, source, target, archs):
     return done.returncode, done.stdout + done.stderr
 
 
-def emulate(nvcc, only):
+def emulate(nvcc, only, jobs):
     """Builds and runs the emulated checks. The stand-ins come before the real headers."""
     if not shutil.which("g++"):
         say("emulated checks not run: no g++ here")
         return NO_TOOLKIT
     headers = nvcc.resolve().parent.parent / "include"
+
+    def run(source):
+        program = Path(folder) / source.stem
+        command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi",
+                   f"-I{ROOT / 'cuda/emulation'}", f"-I{ROOT / 'cuda/include'}", "-isystem", str(headers), str(source), "-o", str(program)]
+        for step in command, [str(program)]:
+            done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode:
+                break
+        return done
+
     failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for source in sorted((ROOT / "cuda/emulation").glob("*.cc")):
-            if only not in source.name:
-                continue
-            program = Path(folder) / source.stem
-            subprocess.run(["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi",
-                            f"-I{ROOT / 'cuda/emulation'}", f"-I{ROOT / 'cuda/include'}", "-isystem", str(headers), str(source), "-o", str(program)], check=True)
-            failed += subprocess.run([str(program)]).returncode != 0
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        sources = [source for source in sorted((ROOT / "cuda/emulation").glob("*.cc")) if only in source.name]
+        for source, done in zip(sources, pool.map(run, sources)):
+            print(f"== {source.stem}\n{done.stdout}", end="", flush=True)
+            failed += done.returncode != 0
     return 1 if failed else 0
 
 
@@ -171,7 +179,7 @@ def main():
     say(f"nvcc: {nvcc} {nvcc_version(nvcc)}")
 
     if args.emulate:
-        return emulate(nvcc, args.only)
+        return emulate(nvcc, args.only, args.j)
 
     sources = sorted(p for p in (ROOT / "cuda").rglob("*.cu") if args.only in str(p.relative_to(ROOT)))
     if not sources:

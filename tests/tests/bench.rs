@@ -109,7 +109,9 @@ async fn a_calibration_is_measured_and_a_simulated_device_goes_by_it() {
         run(&[&["bench", "latency", &fixture("golden-a"), "--calibrate", &file][..], &sizes].concat());
     assert!(status.success(), "{said}");
     let cost = json_of(Path::new(&file));
-    assert!(cost["dense_us"].as_f64().is_some_and(|micros| micros > 0.0), "{cost}");
+    // What the fit gives to which part depends on what else the machine did; time passed in any case.
+    let parts = ["fixed_us", "dense_us", "experts_us", "token_us"].map(|part| cost[part].as_f64());
+    assert!(parts.iter().all(Option::is_some) && parts.iter().flatten().sum::<f64>() > 0.0, "{cost}");
     let server = TestServer::sim(&["--sim-calibration", &file]).await;
     let body = json!({"prompt": [1, 2], "max_tokens": 5, "ignore_eos": true});
     assert_eq!(server.client().post("/v1/completions", &body).await["usage"]["completion_tokens"], 5);

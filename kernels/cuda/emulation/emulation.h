@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -42,7 +43,9 @@ struct Warp {
   uint32_t values[2][32];
 };
 struct Thread {
-  ucontext_t context;
+  ucontext_t context;  // for the first turn; later ones go by `resume`, which leaves the signal mask alone and so needs no system call
+  jmp_buf resume;
+  bool started = false;
   std::unique_ptr<uint8_t[]> stack;
   uint3 index;
   bool finished = false;
@@ -66,7 +69,7 @@ struct Block {
   uint64_t progress = 0;
   std::unique_ptr<uint8_t[]> shared_owner;
   uint8_t* shared = nullptr;
-  ucontext_t scheduler;
+  jmp_buf turn_over;
   Thread* current = nullptr;
   std::function<void()> body;
 };
@@ -82,9 +85,15 @@ inline int thread_number() { return static_cast<int>(block->current->index.x); }
   std::printf("FAIL emulation: %s (block %u, thread %d)\n", what, block_index.x, block && block->current ? thread_number() : -1);
   std::exit(1);
 }
-inline void yield() {
-  Thread* t = block->current;
-  swapcontext(&t->context, &block->scheduler);
+__attribute__((noinline)) inline void yield() {
+  if (!_setjmp(block->current->resume)) _longjmp(block->turn_over, 1);
+}
+__attribute__((noinline)) inline void give_turn(Thread& t) {
+  block->current = &t;
+  if (_setjmp(block->turn_over)) return;
+  if (t.started) _longjmp(t.resume, 1);
+  t.started = true;
+  setcontext(&t.context);
 }
 template <class F>
 void wait_until(F done) {
@@ -117,7 +126,7 @@ inline void run_block(int threads, const std::function<void()>& body) {
     getcontext(&t.context);
     t.context.uc_stack.ss_sp = t.stack.get();
     t.context.uc_stack.ss_size = kStack;
-    t.context.uc_link = &b.scheduler;
+    t.context.uc_link = nullptr;  // a thread that has finished gets no more turns
     makecontext(&t.context, enter, 0);
   }
   uint64_t seen = 0;
@@ -128,8 +137,7 @@ inline void run_block(int threads, const std::function<void()>& body) {
       Thread& t = *b.threads[(start + i) % b.threads.size()];
       if (t.finished) continue;
       any = true;
-      b.current = &t;
-      swapcontext(&b.scheduler, &t.context);
+      give_turn(t);
     }
     if (!any) break;
     if (!b.engine.empty() && b.rng() % 3 == 0) {

@@ -48,9 +48,9 @@ __device__ void attend(State& s, const uint32_t (&q)[4][4], bf16 (*ks)[kPitch], 
     for (int e = 0; e < 4; ++e) p[j][e] = 0;
     for (int k = 0; k < 4; k += 2) {
       uint32_t b[4];
-      ldmatrix(b, &ks[j * 8 + lane % 8][k * 16 + lane / 8 * 8]);
-      mma(p[j], q[k], b[0], b[1]);
-      mma(p[j], q[k + 1], b[2], b[3]);
+      ptx::load_matrix_x4(b, ptx::shared_address(&ks[j * 8 + lane % 8][k * 16 + lane / 8 * 8]));
+      ptx::mma_bf16(p[j], q[k], b[0], b[1]);
+      ptx::mma_bf16(p[j], q[k + 1], b[2], b[3]);
     }
   }
   for (int h = 0; h < 2; ++h) {
@@ -82,9 +82,9 @@ __device__ void attend(State& s, const uint32_t (&q)[4][4], bf16 (*ks)[kPitch], 
                            pack(p[2 * k + 1][2], p[2 * k + 1][3])};
     for (int j = 0; j < 8; j += 2) {
       uint32_t b[4];
-      ldmatrix_transposed(b, &vs[k * 16 + lane % 16][j * 8 + lane / 16 * 8]);
-      mma(s.out[j], a, b[0], b[1]);
-      mma(s.out[j + 1], a, b[2], b[3]);
+      ptx::load_matrix_x4_transposed(b, ptx::shared_address(&vs[k * 16 + lane % 16][j * 8 + lane / 16 * 8]));
+      ptx::mma_bf16(s.out[j], a, b[0], b[1]);
+      ptx::mma_bf16(s.out[j + 1], a, b[2], b[3]);
     }
   }
 }
@@ -93,7 +93,7 @@ template <bool kFp8, bool kSplit>
 __global__ void __launch_bounds__(kWarps * 32) attention_kernel(const __grid_constant__ GossamerAttentionDesc d,
                                                                 const __grid_constant__ GossamerAttentionArgs a) {
   constexpr int kCopies = kSplit ? kWarps : 1;
-  extern __shared__ __align__(16) uint8_t shared[];
+  uint8_t* const shared = ptx::dynamic_shared();
   using Rows = bf16(*)[kPitch];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
   const Rows ks = reinterpret_cast<Rows>(shared) + (kSplit ? warp : 0) * 2 * kTokens;
@@ -180,10 +180,9 @@ template <bool kFp8, bool kSplit>
 int start(const GossamerAttentionDesc& d, const GossamerAttentionArgs& a, cudaStream_t stream) {
   constexpr int kBytes = (kSplit ? kWarps : 1) * 2 * kTokens * kPitch * sizeof(bf16) + (kSplit ? kWarps * 32 * 36 * sizeof(float) : 0);
   const auto kernel = attention_kernel<kFp8, kSplit>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) != cudaSuccess) return GOSSAMER_LAUNCH_FAILED;
+  if (!allow_shared(kernel, kBytes)) return GOSSAMER_LAUNCH_FAILED;
   const uint32_t rows = a.max_query * (d.heads / d.kv_heads), tile = kSplit ? 16 : 16 * kWarps;
-  kernel<<<dim3((rows + tile - 1) / tile, d.kv_heads, a.sequences), kWarps * 32, kBytes, stream>>>(d, a);
-  return launched();
+  return launch(kernel, dim3((rows + tile - 1) / tile, d.kv_heads, a.sequences), dim3(kWarps * 32), kBytes, stream, false, d, a);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the portable kernels share: bf16 conversions, reductions, one tensor-core product.
+// What the portable kernels share: launches, bf16 conversions, reductions.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -8,6 +8,7 @@
 #include "gossamer/launch.cuh"
 #include "gossamer/ops.h"
 #include "gossamer/portable.h"
+#include "gossamer/ptx/sm90.cuh"
 
 namespace gossamer::portable {
 
@@ -51,39 +52,6 @@ __device__ __forceinline__ T block_reduce(T v, T* scratch, T neutral, F combine)
   v = (threadIdx.x & 31) < (blockDim.x + 31) / 32 ? scratch[threadIdx.x & 31] : neutral;
   for (int o = 16; o; o >>= 1) v = combine(v, __shfl_xor_sync(~0u, v, o));
   return v;
-}
-
-// d += a * b, m16n8k16, bf16 in, float sums.
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Four 8x8 matrices of 16-bit elements; lane i gives the row address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
-  const uint32_t a = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(a));
-}
-__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
-  const uint32_t a = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(a));
-}
-
-// Copies 16 bytes to shared memory without passing registers; writes zeros when `valid` is false.
-__device__ __forceinline__ void copy16(void* shared, const void* global, bool valid) {
-  const uint32_t s = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s), "l"(global), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {

@@ -21,62 +21,35 @@ __global__ void zero_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a) {
 template <bool kPacked, bool kGateUp>
 __global__ void __launch_bounds__(kThreads) experts_kernel(const __grid_constant__ GossamerExpertsDesc d, const __grid_constant__ GossamerExpertsArgs a,
                                                            const __grid_constant__ Sorted s) {
-  __shared__ __align__(16) bf16 xs[kM][kPitch];
-  __shared__ __align__(16) bf16 ws[kN][kPitch];
   const uint32_t expert = blockIdx.y, first = s.starts[expert], count = s.starts[expert + 1] - first;
-  const uint32_t rows = kGateUp ? 2 * d.intermediate : d.hidden, cols = kGateUp ? d.hidden : d.intermediate, n0 = blockIdx.x * kN;
+  const uint32_t rows = kGateUp ? 2 * d.intermediate : d.hidden, cols = kGateUp ? d.hidden : d.intermediate;
   const GossamerExpertWeights& w = kGateUp ? a.gate_up : a.down;
   const bf16* bias = at<const bf16>(w.bias) + static_cast<size_t>(expert) * rows;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  for (uint32_t m0 = 0; m0 < count; m0 += kM) {
-    float sums[8][4] = {};
-    for (uint32_t k0 = 0; k0 < cols; k0 += kK) {
-      for (int i = threadIdx.x; i < kM * (kK / 8); i += kThreads) {
-        const uint32_t r = i / (kK / 8), c = i % (kK / 8) * 8;
-        const bool valid = m0 + r < count && k0 + c < cols;
-        const uint32_t place = first + (valid ? m0 + r : 0);
-        const size_t row = kGateUp ? s.pairs[place] / d.top_k : place;
-        copy16(&xs[r][c], (kGateUp ? at<const bf16>(a.x) : s.inner) + row * cols + (valid ? k0 + c : 0), valid);
-      }
-      copy_commit();
-      load_weights<kPacked, kGateUp>(ws, w, expert, rows, cols, n0, k0);
-      copy_wait<0>();
-      __syncthreads();
-      for (int k = 0; k < kK; k += 16) {
-        uint32_t fa[4];
-        ldmatrix(fa, &xs[warp * 16 + lane % 16][k + lane / 16 * 8]);
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          uint32_t fb[4];
-          ldmatrix(fb, &ws[j * 8 + lane % 8 + lane / 16 * 8][k + (lane / 8 & 1) * 8]);
-          mma(sums[j], fa, fb[0], fb[1]);
-          mma(sums[j + 1], fa, fb[2], fb[3]);
-        }
-      }
-      __syncthreads();
+  const auto load = [&](bf16* target, bool valid, uint32_t pair, uint32_t column) {
+    const size_t row = kGateUp ? s.pairs[first + pair] / d.top_k : first + pair;
+    ptx::copy_async<16>(target, (kGateUp ? at<const bf16>(a.x) : s.inner) + row * cols + column, valid);
+  };
+  const auto write = [&](uint32_t pair, uint32_t n, float v0, float v1) {
+    v0 += __bfloat162float(bias[n]);
+    v1 += __bfloat162float(bias[n + 1]);
+    if constexpr (kGateUp) {
+      // Two neighbouring rows are gate and up of one intermediate column.
+      v0 = fminf(v0, d.limit);
+      v1 = fminf(fmaxf(v1, -d.limit), d.limit);
+      s.inner[static_cast<size_t>(first + pair) * d.intermediate + n / 2] = __float2bfloat16((v1 + 1.f) * v0 / (1.f + __expf(-d.alpha * v0)));
+    } else {
+      bf16* out = at<bf16>(a.out) + static_cast<size_t>(s.pairs[first + pair]) * d.hidden + n;
+      *reinterpret_cast<uint32_t*>(out) = pack(v0, v1);
     }
-    // A thread's two neighbouring columns are gate and up of one intermediate column.
-    for (int j = 0; j < 8; ++j)
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t r = m0 + warp * 16 + lane / 4 + h * 8, n = n0 + j * 8 + lane % 4 * 2;
-        if (r >= count || n >= rows) continue;
-        float v0 = sums[j][h * 2] + __bfloat162float(bias[n]), v1 = sums[j][h * 2 + 1] + __bfloat162float(bias[n + 1]);
-        if constexpr (kGateUp) {
-          v0 = fminf(v0, d.limit);
-          v1 = fminf(fmaxf(v1, -d.limit), d.limit);
-          s.inner[static_cast<size_t>(first + r) * d.intermediate + n / 2] = __float2bfloat16((v1 + 1.f) * v0 / (1.f + __expf(-d.alpha * v0)));
-        } else {
-          bf16* out = at<bf16>(a.out) + static_cast<size_t>(s.pairs[first + r]) * d.hidden + n;
-          *reinterpret_cast<uint32_t*>(out) = pack(v0, v1);
-        }
-      }
-  }
+  };
+  expert_rows<kPacked, kGateUp>(w, expert, count, rows, cols, load, write);
 }
 
 template <bool kPacked>
-void start(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Sorted& s, cudaStream_t stream) {
-  experts_kernel<kPacked, true><<<dim3((2 * d.intermediate + kN - 1) / kN, d.local_experts), kThreads, 0, stream>>>(d, a, s);
-  experts_kernel<kPacked, false><<<dim3((d.hidden + kN - 1) / kN, d.local_experts), kThreads, 0, stream>>>(d, a, s);
+int start(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Sorted& s, cudaStream_t stream) {
+  const auto product = [&](auto kernel, uint32_t rows) { return launch(kernel, dim3((rows + kN - 1) / kN, d.local_experts), dim3(kThreads), 0, stream, false, d, a, s); };
+  if (const int status = product(experts_kernel<kPacked, true>, 2 * d.intermediate)) return status;
+  return product(experts_kernel<kPacked, false>, d.hidden);
 }
 
 }  // namespace
@@ -94,9 +67,8 @@ extern "C" int gossamer_portable_experts(const GossamerExpertsDesc* d, const Gos
   if (d->hidden % 32 || d->intermediate % 32 || d->local_experts > kMaxExperts || d->activation != GOSSAMER_BF16) return GOSSAMER_BAD_SHAPE;
   if (!a->tokens) return GOSSAMER_OK;
   const Sorted s = carve(*d, a->tokens, workspace);
-  sort_kernel<<<1, 1024, 0, stream>>>(*d, *a, s);
-  if (d->local_experts < d->experts) zero_kernel<<<a->tokens * d->top_k, 256, 0, stream>>>(*d, *a);
-  if (packed) start<true>(*d, *a, s, stream);
-  else start<false>(*d, *a, s, stream);
-  return launched();
+  int status = gossamer::launch(sort_kernel<GossamerExpertsDesc, GossamerExpertsArgs>, dim3(1), dim3(1024), 0, stream, false, *d, *a, s);
+  if (!status && d->local_experts < d->experts) status = gossamer::launch(zero_kernel, dim3(a->tokens * d->top_k), dim3(256), 0, stream, false, *d, *a);
+  if (status) return status;
+  return packed ? start<true>(*d, *a, s, stream) : start<false>(*d, *a, s, stream);
 }

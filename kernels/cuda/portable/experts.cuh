@@ -106,5 +106,48 @@ __device__ void load_weights(bf16 (*tile)[kPitch], const GossamerExpertWeights& 
   }
 }
 
+// A block's kN rows of one expert's product, for all `count` pairs of that expert in the order of the sort. `load(target, valid, pair,
+// column)` puts eight columns of a pair's row into shared memory, zeros where it is not valid, and may do so by `copy_async`;
+// `write(pair, row, sums)` gets the sums of a row and of the one after it.
+template <bool kPacked, bool kInterleaved, class Load, class Write>
+__device__ __forceinline__ void expert_rows(const GossamerExpertWeights& w, uint32_t expert, uint32_t count, uint32_t rows, uint32_t cols, const Load& load,
+                                            const Write& write) {
+  __shared__ __align__(16) bf16 xs[kM][kPitch];
+  __shared__ __align__(16) bf16 ws[kN][kPitch];
+  const uint32_t n0 = blockIdx.x * kN;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  for (uint32_t m0 = 0; m0 < count; m0 += kM) {
+    float sums[8][4] = {};
+    for (uint32_t k0 = 0; k0 < cols; k0 += kK) {
+      for (int i = threadIdx.x; i < kM * (kK / 8); i += kThreads) {
+        const uint32_t r = i / (kK / 8), c = i % (kK / 8) * 8;
+        const bool valid = m0 + r < count && k0 + c < cols;
+        load(&xs[r][c], valid, valid ? m0 + r : 0, valid ? k0 + c : 0);
+      }
+      ptx::copy_async_commit();
+      load_weights<kPacked, kInterleaved>(ws, w, expert, rows, cols, n0, k0);
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      for (int k = 0; k < kK; k += 16) {
+        uint32_t fa[4];
+        ptx::load_matrix_x4(fa, ptx::shared_address(&xs[warp * 16 + lane % 16][k + lane / 16 * 8]));
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          uint32_t fb[4];
+          ptx::load_matrix_x4(fb, ptx::shared_address(&ws[j * 8 + lane % 8 + lane / 16 * 8][k + (lane / 8 & 1) * 8]));
+          ptx::mma_bf16(sums[j], fa, fb[0], fb[1]);
+          ptx::mma_bf16(sums[j + 1], fa, fb[2], fb[3]);
+        }
+      }
+      __syncthreads();
+    }
+    for (int j = 0; j < 8; ++j)
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t r = m0 + warp * 16 + lane / 4 + h * 8, n = n0 + j * 8 + lane % 4 * 2;
+        if (r < count && n < rows) write(r, n, sums[j][h * 2], sums[j][h * 2 + 1]);
+      }
+  }
+}
+
 }  // namespace
 }  // namespace gossamer::portable

@@ -38,14 +38,14 @@ __global__ void __launch_bounds__(kWarpsM* kWarpsN * 32) gemm_kernel(const __gri
       const uint32_t r = i / (kK / 8), c = k0 + i % (kK / 8) * 8, row = m0 + r;
       const bool valid = row < p.a.tokens && c < k_total;
       const size_t source = valid ? static_cast<size_t>(p.d.gather ? gather[row] : row) * k_total + c : 0;
-      copy16(&xs[stage][r][c - k0], x + source, valid);
+      ptx::copy_async<16>(&xs[stage][r][c - k0], x + source, valid);
     }
     for (int i = threadIdx.x; i < kN * (kK / 8); i += kThreads) {
       const uint32_t r = i / (kK / 8), c = k0 + i % (kK / 8) * 8, row = n0 + r;
       const bool valid = row < rows_of_weight && c < k_total;
-      copy16(&ws[stage][r][c - k0], w + (valid ? static_cast<size_t>(row) * k_total + c : 0), valid);
+      ptx::copy_async<16>(&ws[stage][r][c - k0], w + (valid ? static_cast<size_t>(row) * k_total + c : 0), valid);
     }
-    copy_commit();
+    ptx::copy_async_commit();
   };
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -55,22 +55,22 @@ __global__ void __launch_bounds__(kWarpsM* kWarpsN * 32) gemm_kernel(const __gri
   load(0, 0);
   for (uint32_t s = 0; s < steps; ++s) {
     if (s + 1 < steps) load((s + 1) & 1, (s + 1) * kK);
-    else copy_commit();
-    copy_wait<1>();
+    else ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < kK; k += 16) {
       uint32_t fa[kTM][4];
 #pragma unroll
-      for (int i = 0; i < kTM; ++i) ldmatrix(fa[i], &xs[s & 1][wm + i * 16 + lane % 16][k + lane / 16 * 8]);
+      for (int i = 0; i < kTM; ++i) ptx::load_matrix_x4(fa[i], ptx::shared_address(&xs[s & 1][wm + i * 16 + lane % 16][k + lane / 16 * 8]));
 #pragma unroll
       for (int j = 0; j < kTN; j += 2) {
         uint32_t fb[4];
-        ldmatrix(fb, &ws[s & 1][wn + j * 8 + lane % 8 + lane / 16 * 8][k + (lane / 8 & 1) * 8]);
+        ptx::load_matrix_x4(fb, ptx::shared_address(&ws[s & 1][wn + j * 8 + lane % 8 + lane / 16 * 8][k + (lane / 8 & 1) * 8]));
 #pragma unroll
         for (int i = 0; i < kTM; ++i) {
-          mma(sums[i][j], fa[i], fb[0], fb[1]);
-          mma(sums[i][j + 1], fa[i], fb[2], fb[3]);
+          ptx::mma_bf16(sums[i][j], fa[i], fb[0], fb[1]);
+          ptx::mma_bf16(sums[i][j + 1], fa[i], fb[2], fb[3]);
         }
       }
     }
@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(kWarpsM* kWarpsN * 32) gemm_kernel(const __gri
 }
 
 template <int kM, int kN, int kWarpsM, int kWarpsN>
-void start(Tile& p, cudaStream_t stream) {
+int start(Tile& p, cudaStream_t stream) {
   for (int i = 0; i < 3; ++i) p.first_tile[i + 1] = p.first_tile[i] + (p.d.out_features[i] + kN - 1) / kN;
   const dim3 grid(p.first_tile[3], (p.a.tokens + kM - 1) / kM);
-  gemm_kernel<kM, kN, kWarpsM, kWarpsN><<<grid, kWarpsM * kWarpsN * 32, 0, stream>>>(p);
+  return launch(gemm_kernel<kM, kN, kWarpsM, kWarpsN>, grid, dim3(kWarpsM * kWarpsN * 32), 0, stream, false, p);
 }
 
 }  // namespace
@@ -111,7 +111,5 @@ extern "C" int gossamer_portable_gemm(const GossamerGemmDesc* d, const GossamerG
   if (d->in_features % 8 || d->norm || d->activation != GOSSAMER_BF16) return GOSSAMER_BAD_SHAPE;
   if (!a->tokens) return GOSSAMER_OK;
   Tile p = {*d, *a, {}, d->out_features[0] + d->out_features[1] + d->out_features[2]};
-  if (a->tokens <= 32) start<32, 64, 1, 4>(p, stream);
-  else start<128, 128, 2, 4>(p, stream);
-  return launched();
+  return a->tokens <= 32 ? start<32, 64, 1, 4>(p, stream) : start<128, 128, 2, 4>(p, stream);
 }

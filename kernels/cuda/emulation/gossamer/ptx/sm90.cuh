@@ -7,13 +7,18 @@ namespace gossamer::ptx {
 using namespace emulation;
 
 inline uint8_t* dynamic_shared() { return block->shared; }
+// Dynamic shared memory comes first in the window. Shared variables are static ones here, within a program's two gigabytes: they
+// have the window's upper half.
+inline uint8_t shared_variables;
+inline uint8_t* dynamic_window() { return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(block->shared) / kSharedBytes * kSharedBytes); }
 inline uint32_t shared_address(const void* p) {
-  const auto base = reinterpret_cast<uintptr_t>(block->shared) / kSharedBytes * kSharedBytes;
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) - base);
+  const intptr_t dynamic = static_cast<const uint8_t*>(p) - dynamic_window(), variable = static_cast<const uint8_t*>(p) - &shared_variables;
+  return dynamic >= 0 && dynamic < static_cast<intptr_t>(kSharedBytes) ? static_cast<uint32_t>(dynamic) : 0xC0000000u + static_cast<uint32_t>(variable);
 }
 inline uint8_t* shared_pointer(uint32_t address) {
+  if (address >= 0x80000000u) return &shared_variables + static_cast<int32_t>(address - 0xC0000000u);
   if (address >= kSharedBytes) fail("an address outside shared memory");
-  return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(block->shared) / kSharedBytes * kSharedBytes) + address;
+  return dynamic_window() + address;
 }
 
 inline void dependency_wait() {}
@@ -129,6 +134,17 @@ inline uint32_t* matrix_word(uint32_t address, int m) {
 inline void load_matrix_x4(uint32_t (&r)[4], uint32_t address) {
   for (int m = 0; m < 4; ++m) r[m] = *matrix_word(address, m);
 }
+inline uint32_t transpose_matrix(uint32_t v) {
+  const int lane = thread_number() % 32, g = lane / 4, t = lane % 4;
+  return warp_collective(v, [&](const uint32_t* all) {
+    const auto at = [&](int row, int column) { return all[4 * row + column / 2] >> 16 * (column % 2) & 0xFFFF; };
+    return at(2 * t, g) | at(2 * t + 1, g) << 16;
+  });
+}
+inline void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t address) {
+  load_matrix_x4(r, address);
+  for (uint32_t& word : r) word = transpose_matrix(word);
+}
 inline void store_matrix_x4(uint32_t address, const uint32_t (&r)[4]) {
   for (int m = 0; m < 4; ++m) *matrix_word(address, m) = r[m];
 }
@@ -185,13 +201,6 @@ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 }
 inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma<4>(c, a, b0, b1, [](uint32_t w, int i) { return e4m3_value(w >> 8 * i & 255); });
-}
-inline uint32_t transpose_matrix(uint32_t v) {
-  const int lane = thread_number() % 32, g = lane / 4, t = lane % 4;
-  return warp_collective(v, [&](const uint32_t* all) {
-    const auto at = [&](int row, int column) { return all[4 * row + column / 2] >> 16 * (column % 2) & 0xFFFF; };
-    return at(2 * t, g) | at(2 * t + 1, g) << 16;
-  });
 }
 inline int uniform(int v) {
   return warp_collective(static_cast<uint32_t>(v), [&](const uint32_t* all) {
