@@ -13,11 +13,11 @@
 
 #include "gossamer/ops.h"
 #include "gossamer/ptx/sm90.cuh"
+#include "shape.cuh"
 
 namespace gossamer::attention {
 
 // kHeads: query heads that a KV head may have; columns beyond those there are hold zeros.
-constexpr int kHeads = 8, kDim = 64, kPage = 64;
 constexpr float kLog2e = 1.4426950408889634f;
 
 // kBf16: bf16 pages and products. kF16: E4M3 pages, which go to f16 exactly. kE4m3: E4M3 pages and products; a query is rounded to

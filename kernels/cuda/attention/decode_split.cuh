@@ -7,18 +7,21 @@
 // captured launch stays right when lengths change, as long as none passes `max_kv`.
 #pragma once
 #include "decode_core.cuh"
+#include "gossamer/clock.cuh"
 
 namespace gossamer::attention {
 
 constexpr int kSplitWarps = 8, kSplitThreads = 32 * kSplitWarps;
 constexpr int kMaxSplits = 64, kMaxCluster = 8;
 constexpr int kEarlyBlocks = 64;
+constexpr int kWalked = clocks::kWaited + 1;  // a mark of its clock
 // Counters of arrivals come first in the workspace, in the part that starts as zeros.
 constexpr size_t kCounterBytes = 4096;
 constexpr int kMaxRows = kCounterBytes / sizeof(int);  // rows that may be split through global memory
 
 template <Math kM, bool kCluster>
 __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_constant__ GossamerDecodeAttentionArgs p, int splits_most) {
+  clocks::Clock clock(clocks::kAttention);
   __shared__ Merge merge[kSplitWarps];
   __shared__ float4 exchange[kCluster ? kHeads : 1][32];  // [split][head of this block's][lane]: a Part
   __shared__ int arrived;
@@ -46,6 +49,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
   const bool early = gridDim.x * gridDim.y * gridDim.z <= kEarlyBlocks;
   if (early) ptx::launch_dependents();
   ptx::dependency_wait();
+  clock.mark(clocks::kWaited);
   if (!kCluster && split >= splits) return;
   Walk<kM> walk;
   stretch.run(walk, query_of(p, out_row, head), p.group, score_scale<kM>(p, head), lane, [&] {
@@ -53,6 +57,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
   });
   walk.put(merge[warp], lane);
   __syncthreads();
+  clock.mark(kWalked);
 
   // The block's result: a warp takes one head, a lane two dimensions.
   Part mine = merge_pieces(kSplitWarps, [&](int i) { return part_of(merge[i], warp, lane); });

@@ -2,14 +2,14 @@
 // Rotary embedding of queries and keys, with the write of keys and values into the paged cache.
 #include <cuda_bf16.h>
 
+#include "gossamer/clock.cuh"
 #include "gossamer/decode.h"
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
+#include "shape.cuh"
 
 namespace gossamer::attention {
 namespace {
-
-constexpr int kMostGroup = 8, kDim = 64, kPage = 64;
 
 __device__ __forceinline__ void unpack4(uint2 raw, float (&f)[4]) {
   f[0] = __uint_as_float(raw.x << 16), f[1] = __uint_as_float(raw.x & 0xFFFF0000u);
@@ -23,6 +23,7 @@ __device__ __forceinline__ uint2 pack4(const float (&f)[4]) {
 // A warp takes every `parts`th group of four heads of one token. Lane i finds the angle of pair i; then lane i has four pairs, from
 // 4 (i % 8) on, of head i / 8 of each group, so that a warp reads and writes whole rows.
 __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ GossamerRopeKvArgs p, int parts) {
+  clocks::Clock clock(clocks::kRope);
   const int lane = threadIdx.x & 31, heads = p.kv_heads * (p.group + 2);
   const int unit = blockIdx.x * 8 + threadIdx.x / 32;
   ptx::launch_dependents();
@@ -72,6 +73,7 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
     }
   };
   ptx::dependency_wait();
+  clock.mark(clocks::kWaited);
   // Four rounds' loads are under way before the first store, which the compiler could not swap.
   for (int first = unit % parts * 4 + lane / 8; first < heads; first += 16 * parts) {
     uint2 lows[4], highs[4];
@@ -99,7 +101,7 @@ extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t str
   using namespace gossamer;
   using namespace gossamer::attention;
   GossamerRopeKvArgs p = *args;
-  if (!p.group) p.group = kMostGroup;
+  if (!p.group) p.group = kHeads;
   // Few tokens: as many warps as there are groups of heads. Many: an angle serves four of them.
   const int groups = (p.kv_heads * (p.group + 2) + 3) / 4, parts = p.tokens <= 256 ? groups : (groups + 3) / 4;
   const int64_t units = static_cast<int64_t>(p.tokens) * parts;

@@ -10,6 +10,7 @@
 // Refuses: more than 64 tokens, rows off the multiples of 16, k off the multiples of 32 or above 4096.
 #include <cuda_bf16.h>
 
+#include "gossamer/clock.cuh"
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
 
@@ -18,6 +19,9 @@ namespace {
 
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
+
+// Marks of its clock, in the first batch.
+enum { kMultiplied = clocks::kWaited + 1, kExchanged };
 
 // kCluster blocks share K; a warp has at most kSteps steps of 32 columns; kTiles tiles of 8 tokens; kBatch strips are summed
 // at once; kAhead strips are in flight.
@@ -34,6 +38,7 @@ struct Plan {
 
 template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
 __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant__ GossamerTinyGemmArgs p) {
+  clocks::Clock clock(clocks::kTiny, p.rows);
   using P = Plan<kCluster, kSteps, kTiles, kBatch, kAhead>;
   static_assert(kBatch % kAhead == 0, "the register buffers must come round with a batch");
   static_assert(kCluster > 1 && P::kValues / 2 <= kThreads, "a thread finishes two values of a batch at most");
@@ -84,6 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
 
   ptx::launch_dependents();
   ptx::dependency_wait();
+  clock.mark(clocks::kWaited);
 
   uint4 b[kTiles][kSteps];
 #pragma unroll
@@ -141,6 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
         *reinterpret_cast<float4*>(partials + ((warp * kBatch + s) * kTiles + n) * 128 + lane * 4) = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
     }
     __syncthreads();
+    if (batch == 0) clock.mark(kMultiplied);
     // Sums over warps, two tokens' at a time, to the block that finishes their rows.
     float* const inbox = exchange + (batch & 1) * kCluster * P::kValues;
     uint64_t* const full = &inbox_full[batch & 1];
@@ -169,6 +176,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
       }
     // All of the other blocks' parts of a batch have come: they have read theirs of the one before, so its place may be written again.
     ptx::barrier_wait(full, batch / 2 & 1);
+    if (batch == 0) clock.mark(kExchanged);
     if (finishes && own_row < p.rows) {
       float2 y = make_float2(0.f, 0.f);
 #pragma unroll

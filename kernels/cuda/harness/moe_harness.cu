@@ -4,14 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "gossamer/mxfp4.cuh"
-#include "gossamer/ops.h"
-#include "harness.h"
-
-#ifdef GOSSAMER_TRACE
-extern "C" void gossamer_moe_trace();
-extern "C" void gossamer_few_trace();
-#endif
+#include "layer_chain.h"
 
 using namespace harness;
 using bf16 = __nv_bfloat16;
@@ -192,165 +185,61 @@ void check(Shape s, int tokens, int skew, std::mt19937& rng) {
   }
 }
 
-// Packed weights of `layers` layers with their own memory; times router + experts as one graph.
+// Router and experts of `layers` layers as one graph.
 void time_layers(int layers) {
-  const Shape s = {2880, 2880, 128};
-  const size_t gu_bytes = s.experts * gossamer::mxfp4::matrix_bytes(2 * s.intermediate, s.hidden), dn_bytes = s.experts * gossamer::mxfp4::matrix_bytes(s.hidden, s.intermediate);
-  std::vector<uint8_t*> gu(layers), dn(layers);
-  std::vector<bf16*> rw(layers);
-  Device<uint8_t> raw_blocks(static_cast<size_t>(s.experts) * 5760 * 1440), raw_scales(static_cast<size_t>(s.experts) * 5760 * 90);
-  {
-    std::vector<uint8_t> sc(raw_scales.n);
-    std::mt19937 rng(3);
-    for (auto& b : sc) b = static_cast<uint8_t>(113 + rng() % 9);
-    raw_scales.put(sc);
-  }
-  for (int l = 0; l < layers; ++l) {
-    CHECK(cudaMalloc(&gu[l], gu_bytes));
-    CHECK(cudaMalloc(&dn[l], dn_bytes));
-    CHECK(cudaMalloc(&rw[l], static_cast<size_t>(s.experts) * s.hidden * 2));
-    fill_random(raw_blocks.p, raw_blocks.n, 77 + l);
-    GossamerRepackArgs rp = {raw_blocks.p, raw_scales.p, gu[l], nullptr, s.experts, 2 * s.intermediate, s.hidden, 1, 0, 0};
-    REQUIRE_OK(gossamer_repack_mxfp4(&rp, 0));
-    rp = {raw_blocks.p, raw_scales.p, dn[l], nullptr, s.experts, s.hidden, s.intermediate, 0, 0, 0};
-    REQUIRE_OK(gossamer_repack_mxfp4(&rp, 0));
-    fill_bf16(rw[l], static_cast<size_t>(s.experts) * s.hidden, 0.05f, 1000 + l);
-  }
-  Device<bf16> gu_bias(static_cast<size_t>(s.experts) * 5760), dn_bias(static_cast<size_t>(s.experts) * 2880), rb(s.experts), nw(s.hidden);
-  fill_bf16(gu_bias.p, gu_bias.n, 0.5f, 1);
-  fill_bf16(dn_bias.p, dn_bias.n, 0.5f, 2);
-  fill_bf16(rb.p, rb.n, 0.1f, 3);
-  fill_bf16(nw.p, nw.n, 1.f, 4);
+  const MoeLayers moe(layers);
+  constexpr int kExperts = MoeLayers::kExperts;
   for (int tokens : {1, 2, 3, 4, 6, 8, 16, 32, 64}) {
     if (const char* only = std::getenv("GOSSAMER_TOKENS"))
       if (std::atoi(only) != tokens) continue;
-    Device<bf16> x(static_cast<size_t>(tokens) * s.hidden), normed(x.n), out(x.n);
-    fill_bf16(x.p, x.n, 1.f, 5);
-    std::vector<float*> logits(layers);
-    for (auto& l : logits) CHECK(cudaMalloc(&l, tokens * s.experts * 4));
-    const size_t ws_bytes = gossamer_moe_workspace(tokens, s.hidden, s.intermediate);
-    Device<uint8_t> ws(ws_bytes);
-    CHECK(cudaMemset(ws.p, 0, ws_bytes));
-    auto router = [&](int l, cudaStream_t stream) {
-      GossamerRouterArgs ra = {x.p, nw.p, rw[l], rb.p, logits[l], normed.p, 1e-5f, tokens, s.hidden, s.experts};
-      REQUIRE_OK(gossamer_router(&ra, stream));
-    };
-    auto experts = [&](int l, int tactic, cudaStream_t stream) {
-      GossamerMoeArgs a = {};
-      a.normed = normed.p, a.logits = logits[l], a.gate_up = gu[l], a.gate_up_bias = gu_bias.p, a.down = dn[l], a.down_bias = dn_bias.p, a.residual = x.p, a.output = out.p,
-      a.workspace = ws.p, a.workspace_bytes = ws_bytes, a.tokens = tokens, a.hidden_size = s.hidden, a.intermediate = s.intermediate, a.experts = s.experts, a.expert_begin = 0,
-      a.experts_local = s.experts, a.swiglu_limit = 7.f, a.swiglu_alpha = 1.702f, a.tactic = tactic;
-      return gossamer_moe(&a, stream);
-    };
-    for (int l = 0; l < layers; ++l) router(l, 0);
+    MoeLayers::Batch batch(tokens);
+    Device<float> all_logits(static_cast<size_t>(layers) * tokens * kExperts);
+    const auto logits = [&](int l) { return all_logits.p + static_cast<size_t>(l) * tokens * kExperts; };
+    for (int l = 0; l < layers; ++l) moe.route(l, batch, logits(l), 0);
     CHECK(cudaDeviceSynchronize());
+    const std::vector<float> host = all_logits.get();
     double bytes = 0;
     for (int l = 0; l < layers; ++l) {  // only experts that are really read
-      std::vector<float> host(tokens * s.experts);
-      CHECK(cudaMemcpy(host.data(), logits[l], host.size() * 4, cudaMemcpyDeviceToHost));
-      std::vector<char> used(s.experts, 0);
+      std::vector<char> used(kExperts, 0);
       for (int t = 0; t < tokens; ++t) {
-        std::vector<int> order(s.experts);
+        const float* const row = &host[(static_cast<size_t>(l) * tokens + t) * kExperts];
+        std::vector<int> order(kExperts);
         std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return host[t * s.experts + a] > host[t * s.experts + b]; });
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
         for (int k = 0; k < 4; ++k) used[order[k]] = 1;
       }
-      bytes += std::accumulate(used.begin(), used.end(), 0) * static_cast<double>((gu_bytes + dn_bytes) / s.experts) + s.experts * s.hidden * 2.0;
+      bytes += std::accumulate(used.begin(), used.end(), 0) * static_cast<double>((MoeLayers::kGateUpBytes + MoeLayers::kDownBytes) / kExperts) + kExperts * MoeLayers::kHidden * 2.0;
     }
     char what[64];
     std::snprintf(what, sizeof what, "%d layers", layers);
     for (int tactic = 0; tactic < GOSSAMER_MOE_TACTICS; ++tactic) {
-      const int status = experts(0, tactic, 0);
+      const int status = moe.experts(0, batch, logits(0), tactic, 0);
       if (status == GOSSAMER_BAD_TACTIC) continue;  // does not fit this many tokens
       REQUIRE_OK(status);
-      const double us = graph_time([&](cudaStream_t st) {
+      const double us = graph_time([&](cudaStream_t stream) {
         for (int l = 0; l < layers; ++l) {
-          router(l, st);
-          REQUIRE_OK(experts(l, tactic, st));
+          moe.route(l, batch, logits(l), stream);
+          REQUIRE_OK(moe.experts(l, batch, logits(l), tactic, stream));
         }
       });
-#ifdef GOSSAMER_TRACE
-      tactic < 5 ? gossamer_moe_trace() : gossamer_few_trace();
-#endif
       record("moe", what, tokens, tactic, us / layers, bytes / layers);
     }
-    const double us = graph_time([&](cudaStream_t st) {
-      for (int l = 0; l < layers; ++l) router(l, st);
+    const double us = graph_time([&](cudaStream_t stream) {
+      for (int l = 0; l < layers; ++l) moe.route(l, batch, logits(l), stream);
     });
     std::printf("time router alone, %d tokens: %.2f us a layer\n", tokens, us / layers);
-    for (auto l : logits) cudaFree(l);
   }
 }
 
-// Whole layers as in a step, a sequence of 1000 keys a token: what a kernel leaves to its neighbours (and takes from them) counts as well.
+// Whole layers as in a step: what a kernel leaves to its neighbours (and takes from them) counts as well.
 void time_chain(int layers) {
-  constexpr Shape s = {2880, 2880, 128};
-  constexpr int kRows = 5120, kHeads = 4096, kKeys = 1000, kPages = 16;
-  const size_t gu_bytes = s.experts * gossamer::mxfp4::matrix_bytes(2 * s.intermediate, s.hidden), dn_bytes = s.experts * gossamer::mxfp4::matrix_bytes(s.hidden, s.intermediate);
-  const size_t page_elements = 2 * 8 * 64 * 64;
-  std::vector<uint8_t*> gu(layers), dn(layers);
-  std::vector<bf16*> rw(layers), qkv(layers), ow(layers), kv(layers);
-  for (int l = 0; l < layers; ++l) {
-    CHECK(cudaMalloc(&gu[l], gu_bytes));
-    CHECK(cudaMalloc(&dn[l], dn_bytes));
-    CHECK(cudaMalloc(&rw[l], static_cast<size_t>(s.experts) * s.hidden * 2));
-    CHECK(cudaMalloc(&qkv[l], static_cast<size_t>(kRows) * s.hidden * 2));
-    CHECK(cudaMalloc(&ow[l], static_cast<size_t>(kHeads) * s.hidden * 2));
-    CHECK(cudaMalloc(&kv[l], 8 * kPages * page_elements * 2));
-    fill_bf16(ow[l], static_cast<size_t>(kHeads) * s.hidden, 0.05f, 3000 + l);
-    fill_random(gu[l], gu_bytes, 77 + l);
-    fill_random(dn[l], dn_bytes, 177 + l);
-    fill_bf16(rw[l], static_cast<size_t>(s.experts) * s.hidden, 0.05f, 1000 + l);
-    fill_bf16(qkv[l], static_cast<size_t>(kRows) * s.hidden, 0.05f, 2000 + l);
-    fill_bf16(kv[l], 8 * kPages * page_elements, 1.f, 4000 + l);
-  }
-  Device<bf16> gu_bias(static_cast<size_t>(s.experts) * 5760), dn_bias(static_cast<size_t>(s.experts) * 2880), rb(s.experts), nw(s.hidden), sinks(64);
-  fill_bf16(gu_bias.p, gu_bias.n, 0.5f, 1);
-  fill_bf16(dn_bias.p, dn_bias.n, 0.5f, 2);
-  fill_bf16(rb.p, rb.n, 0.1f, 3);
-  fill_bf16(nw.p, nw.n, 1.f, 4);
-  fill_bf16(sinks.p, sinks.n, 1.f, 6);
-  Device<float> inv(std::vector<float>(32, 0.01f));
+  const LayerChain chain(layers);
   for (int tokens : {1, 2, 4, 8}) {
-    Device<bf16> x(static_cast<size_t>(tokens) * s.hidden), normed(x.n), out(x.n), heads(static_cast<size_t>(tokens) * kRows), mixed(static_cast<size_t>(tokens) * kHeads);
-    fill_bf16(x.p, x.n, 1.f, 5);
-    Device<float> logits(static_cast<size_t>(tokens) * s.experts);
-    const size_t ws_bytes = gossamer_moe_workspace(tokens, s.hidden, s.intermediate), attention_bytes = gossamer_decode_attention_workspace(tokens, 8, 0);
-    Device<uint8_t> ws(ws_bytes), attention_ws(attention_bytes);
-    CHECK(cudaMemset(ws.p, 0, ws_bytes));
-    CHECK(cudaMemset(attention_ws.p, 0, attention_bytes));
-    std::vector<int> table;
-    std::vector<uint64_t> slots;
-    for (int i = 0; i < tokens * kPages; ++i) table.push_back(i);
-    for (int i = 0; i < tokens; ++i) slots.push_back(static_cast<uint64_t>(i) * kPages * 64 + kKeys - 1);
-    Device<int> tables(table), lengths(std::vector<int>(tokens, kKeys)), positions(std::vector<int>(tokens, kKeys - 1));
-    Device<uint64_t> d_slots(slots);
+    LayerChain::Batch batch(tokens);
     for (int tactic : {4, 5}) {
-        const double us = graph_time([&](cudaStream_t stream) {
-          for (int l = 0; l < layers; ++l) {
-            GossamerTinyGemmArgs q = {};
-            q.x = x.p, q.norm_weight = nw.p, q.weight = qkv[l], q.out = heads.p, q.epsilon = 1e-5f, q.tokens = tokens, q.rows = kRows, q.k = s.hidden, q.tactic = -1;
-            REQUIRE_OK(gossamer_tiny_gemm(&q, stream));
-            GossamerRopeKvArgs r = {heads.p, positions.p, d_slots.p, inv.p, kv[l], nullptr, 1.f, tokens, 8, 0, 8};
-            REQUIRE_OK(gossamer_rope_kv(&r, stream));
-            GossamerDecodeAttentionArgs t = {};
-            t.q = heads.p, t.kv = kv[l], t.block_tables = tables.p, t.lengths = lengths.p, t.sinks = sinks.p, t.out = mixed.p, t.workspace = attention_ws.p, t.workspace_bytes = attention_bytes;
-            t.scale = 0.125f, t.q_stride = kRows, t.tokens = tokens, t.kv_heads = 8, t.max_blocks = kPages, t.window = l % 2 ? 0 : 128, t.max_kv = kKeys;
-            REQUIRE_OK(gossamer_decode_attention(&t, stream));
-            GossamerTinyGemmArgs o = {};
-            o.x = mixed.p, o.weight = ow[l], o.out = out.p, o.residual = x.p, o.tokens = tokens, o.rows = s.hidden, o.k = kHeads, o.tactic = -1;
-            REQUIRE_OK(gossamer_tiny_gemm(&o, stream));
-            GossamerRouterArgs ra = {x.p, nw.p, rw[l], rb.p, logits.p, normed.p, 1e-5f, tokens, s.hidden, s.experts};
-            REQUIRE_OK(gossamer_router(&ra, stream));
-            GossamerMoeArgs a = {};
-            a.normed = normed.p, a.logits = logits.p, a.gate_up = gu[l], a.gate_up_bias = gu_bias.p, a.down = dn[l], a.down_bias = dn_bias.p, a.residual = x.p, a.output = out.p,
-            a.workspace = ws.p, a.workspace_bytes = ws_bytes, a.tokens = tokens, a.hidden_size = s.hidden, a.intermediate = s.intermediate, a.experts = s.experts, a.expert_begin = 0,
-            a.experts_local = s.experts, a.swiglu_limit = 7.f, a.swiglu_alpha = 1.702f, a.tactic = tactic;
-            REQUIRE_OK(gossamer_moe(&a, stream));
-          }
-        });
-        std::printf("time layer, experts tactic %d, %d tokens: %.2f us\n", tactic, tokens, us / layers);
-      }
+      const double us = graph_time([&](cudaStream_t stream) { chain.run(batch, tactic, stream); });
+      std::printf("time layer, experts tactic %d, %d tokens: %.2f us\n", tactic, tokens, us / layers);
+    }
   }
 }
 

@@ -35,13 +35,6 @@ namespace {
 constexpr int kRowBarrier = 1, kFillerBarrier = 15;  // named barriers: 0 the block, 1..8 split rows, 15 fillers
 constexpr int kMinSharedBytes = 116 * 1024;  // more than half of a multiprocessor's: never two blocks on one
 
-#ifdef GOSSAMER_TRACE
-__device__ long long trace[264][16];
-#define TRACE(i) do { if ((threadIdx.x & 31) == 0) trace[blockIdx.x][i] = clock64(); } while (0)
-#else
-#define TRACE(i)
-#endif
-
 // Walks the chunks of one consumer, kStages ahead of its arithmetic, and requests them.
 template <int kStages, int kChunk>
 struct Copies {
@@ -144,7 +137,6 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
         wait_asleep(&c.columns_empty[published & 1], (published >> 1) & 1, thread, 100);
         publish();
       }
-      if (thread == 0) TRACE(6);
     }
     if (!matrix && all_tokens_fit(p)) {  // filled before the routing was known
       if (s.begin == s.end) continue;
@@ -165,7 +157,6 @@ __device__ __noinline__ void fill(const GossamerMoeArgs& p, Control& c, uint8_t*
         for (int g = group0 + thread; g < group1; g += kFillerThreads)
           while (ptx::acquire_load(ready + g) < c.share[0].strips) __nanosleep(20);
         ptx::named_sync(kFillerBarrier, kFillerThreads);
-        if (thread == 0) TRACE(7);
       }
       uint8_t* buffer = columns + (phase & 1) * buffer_bytes;
       int at = 0;
@@ -218,7 +209,6 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
         ptx::barrier_wait(&c.columns_full[phase & 1], (phase >> 1) & 1);
         open_end = c.phase_end[phase & 1];
         opened = true;
-        if (warp == 0) TRACE(down ? 8 : 3);
       }
       if (pair >= s.end) break;
       while (strip >= s.strips) strip -= s.strips, ++group;
@@ -244,7 +234,6 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
         const int count = s.tiles - chunk * kChunk;
         const uint32_t code = code_at + stage * kStageBytes, scale = scale_at + stage * kStageBytes;
         ptx::barrier_wait(copies.full + stage * 8, parity);
-        if (warp == 0 && chunk == chunk_begin) TRACE(down ? 9 : 4);
         Operands o[2];
         if (count >= kChunk) {
           o[0].load(code, scale, column);
@@ -302,14 +291,11 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
       strip += s.rows;
     }
     if (opened) leave();
-    if (warp == 0) TRACE(down ? 11 : 5);
-    if (warp == 11) TRACE(down ? 12 : 13);
   }
 }
 
 template <int kConsumers, int kStages, int kChunk>
 __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
-  if (threadIdx.x < 32) TRACE(0);
   constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* const ring = shared;
@@ -334,7 +320,6 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
   }
   ptx::dependency_wait();
   ptx::launch_dependents();
-  if (warp == 0) TRACE(1);
   for (int i = threadIdx.x; i < 2 * kMaxExperts; i += blockDim.x) c.table.members[i / 2][i % 2] = 0;
   if (p.tokens > 1) __syncthreads();
   if (!all_tokens_fit(p)) {
@@ -353,7 +338,6 @@ __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_k
     if (warp == 1) share_of(c.share[1], c.place[1], kConsumers, kChunk, c.table.groups, p.hidden_size, p.intermediate);
     __syncthreads();
   }
-  if (warp == 0) TRACE(2);
   if (blockIdx.x == 0 && threadIdx.x < p.tokens) reinterpret_cast<uint32_t*>(workspace + ws.valid)[threadIdx.x] = c.table.ids[threadIdx.x];
 
   __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
@@ -453,16 +437,3 @@ extern "C" int gossamer_moe(const GossamerMoeArgs* p, cudaStream_t stream) {
   if (status == GOSSAMER_OK) status = launch(finalize_kernel, dim3((p->hidden_size + 1023) / 1024, p->tokens), dim3(256), 0, stream, true, *p);
   return status;
 }
-
-#ifdef GOSSAMER_TRACE
-#include <cstdio>
-extern "C" void gossamer_moe_trace() {
-  static long long t[264][16];
-  cudaMemcpyFromSymbol(t, gossamer::moe::trace, sizeof t);
-  for (int b = 0; b < 132; b += 13) {
-    std::printf("block %3d:", b);
-    for (int i = 0; i < 14; ++i) std::printf(" %d:%lld", i, t[b][i] ? t[b][i] - t[b][1] : -1);
-    std::printf("\n");
-  }
-}
-#endif

@@ -16,6 +16,7 @@
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
 #include "few.cuh"
+#include "gossamer/clock.cuh"
 #include "tile.cuh"
 
 namespace gossamer::moe::few {
@@ -24,12 +25,8 @@ namespace {
 // Words of the workspace's zeroed region, behind `ready` of the other tactics: blocks that arrived, and that saw all arrive.
 constexpr int kArrived = 192, kLeft = 224;
 
-#ifdef GOSSAMER_TRACE
-__device__ long long trace[264][16];
-#define TRACE(i) do { if (threadIdx.x == 0) trace[blockIdx.x][i] = clock64(); } while (0)
-#else
-#define TRACE(i)
-#endif
+// Marks of its clock, in order.
+enum { kRouted = clocks::kWaited + 1, kRequested, kPlaced, kGateUpDone, kBlockDone, kAllDone, kActivationsPlaced, kDownDone };
 
 // Two copies of five tiles a warp. More would be faster alone and slower among its neighbours: the shared memory of a multiprocessor
 // is divided anew, and both kernels wait for it, wherever the next one wants much less.
@@ -128,7 +125,7 @@ __device__ __forceinline__ void route_one(RouteTable& table, const GossamerMoeAr
 }
 
 __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant__ GossamerMoeArgs p, const __grid_constant__ Sizes sizes) {
-  TRACE(0);
+  clocks::Clock clock(clocks::kFew);
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* const ring = shared;
   uint8_t* const columns = ring + kWarps * kStages * kStageBytes;
@@ -154,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   __syncthreads();
   ptx::dependency_wait();
   ptx::launch_dependents();
-  TRACE(1);
+  clock.mark(clocks::kWaited);
 
   // The tokens' values are under way while the routing is found.
   uint4 x[kMaxTokens];
@@ -169,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     route_tokens(c.table, p, warp, kWarps);
     route_groups(c.table, p);  // begins and ends with a block barrier
   }
-  TRACE(9);
+  clock.mark(kRouted);
   if (p.tokens > 1 || c.table.groups != kTopK) copies.count = plan(job, s, part, c.table.groups);
   if (lane < copies.count.all) {
     const bool down = lane >= copies.count.gate_up;
@@ -180,12 +177,12 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   copies.seek();
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) copies.next();
-  TRACE(2);
+  clock.mark(kRequested);
 #pragma unroll
   for (int i = 0; i < kMaxTokens; ++i)
     if (i < p.tokens && threadIdx.x < s.gate_up_tiles * 8) store_eight(columns + i * sizes.gate_up_column, threadIdx.x, times_2_100(x[i]));
   __syncthreads();
-  TRACE(11);
+  clock.mark(kPlaced);
 
   int stage = 0, at = 0;
   uint32_t parity = 0;
@@ -210,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
       activations[static_cast<size_t>(group.slots[2 * t + j]) * p.intermediate + now.strip * 8 + g] = __float2bfloat16(value);
     }
   }
-  TRACE(3);
+  clock.mark(kGateUpDone);
 
   // What the last sums need besides, under way meanwhile.
   const int out_token = threadIdx.x / 64, out_strip = threadIdx.x / 8 % 8, out_row = threadIdx.x % 8;  // owned strips are at most eight
@@ -232,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
 
   // All activations: every block's.
   __syncthreads();
-  TRACE(4);
+  clock.mark(kBlockDone);
   if (threadIdx.x == 0) {
     __threadfence();
     ptx::release_add(arrived, 1);
@@ -240,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     }
   }
   __syncthreads();
-  TRACE(5);
+  clock.mark(kAllDone);
   // This block's half of K, of every slot.
   constexpr int kAtOnce = kThreads / kHalfEights, kBatch = 8;
   const int eight = threadIdx.x % kHalfEights, value_at = part.tile * 8 + eight;
@@ -259,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
       if (first + i * kAtOnce < slots && eight < part.tiles * 8) store_eight(columns + (first + i * kAtOnce) * sizes.down_column, eight, times_2_100(y[i]));
   }
   __syncthreads();
-  TRACE(6);
+  clock.mark(kActivationsPlaced);
   // The last block to have seen all leaves both counts as they were.
   if (threadIdx.x == 0 && atomicAdd(arrived + (kLeft - kArrived), 1) == static_cast<int>(gridDim.x) - 1) arrived[0] = arrived[kLeft - kArrived] = 0;
 
@@ -277,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
       ptx::cluster_store(to, 1, acc[2 + j]);
     }
   }
-  TRACE(7);
+  clock.mark(kDownDone);
   ptx::cluster_sync();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -294,7 +291,6 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     }
     static_cast<__nv_bfloat16*>(p.output)[static_cast<size_t>(token) * p.hidden_size + column] = __float2bfloat16(ptx::bf16_low(residual[i]) + ((v[0] + v[1]) + (v[2] + v[3])));
   }
-  TRACE(8);
 }
 
 int blocks = 0;  // of the grid, all resident at once; 0 where the device does not run this kernel
@@ -322,16 +318,3 @@ int run(const GossamerMoeArgs& p, cudaStream_t stream) {
 }
 
 }  // namespace gossamer::moe::few
-
-#ifdef GOSSAMER_TRACE
-#include <cstdio>
-extern "C" void gossamer_few_trace() {
-  static long long t[264][16];
-  cudaMemcpyFromSymbol(t, gossamer::moe::few::trace, sizeof t);
-  for (int b = 0; b < 132; b += 13) {
-    std::printf("few %3d:", b);
-    for (int i : {0, 1, 9, 2, 11, 3, 4, 5, 6, 7, 8}) std::printf(" %d:%lld", i, t[b][i] ? t[b][i] - t[b][1] : -1);
-    std::printf("\n");
-  }
-}
-#endif

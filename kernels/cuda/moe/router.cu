@@ -6,6 +6,7 @@
 // Refuses: more than 128 experts, hidden sizes above 3072 or off the multiples of 32.
 #include <cuda_bf16.h>
 
+#include "gossamer/clock.cuh"
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
 #include "route.cuh"
@@ -27,6 +28,7 @@ __device__ __forceinline__ void unpack8(uint4 v, float (&f)[8]) {
 
 template <int kExperts, int kTokens>
 __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant__ GossamerRouterArgs p) {
+  clocks::Clock clock(clocks::kRouter);
   __shared__ float sums[kWarps][kTokens * (kExperts + 1)];
   __shared__ float totals[kTokens * (kExperts + 1)];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, at = threadIdx.x * 8;
@@ -48,6 +50,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
   unpack8(raw_gain, gain);
   ptx::launch_dependents();
   ptx::dependency_wait();
+  clock.mark(clocks::kWaited);
 
   uint4 x[kTokens];
 #pragma unroll
@@ -105,6 +108,7 @@ constexpr int kMatrixWarps = 16;
 constexpr int kSteps = 6;  // of 32 columns a warp: 16 * 6 * 32 = 3072
 
 __global__ void __launch_bounds__(32 * kMatrixWarps) router_matrix_kernel(const __grid_constant__ GossamerRouterArgs p) {
+  clocks::Clock clock(clocks::kRouter);
   __shared__ float sums[kMatrixWarps][32][4], squares[kMatrixWarps][8], factors[8];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int expert0 = blockIdx.x * 16, token0 = blockIdx.y * 8, steps = p.hidden_size / 32;
@@ -125,6 +129,7 @@ __global__ void __launch_bounds__(32 * kMatrixWarps) router_matrix_kernel(const 
   const float bias = finishes ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.router_bias)[expert]) : 0.f;
   ptx::launch_dependents();
   ptx::dependency_wait();
+  clock.mark(clocks::kWaited);
 #pragma unroll
   for (int i = 0; i < kSteps; ++i)
     x[i] = i < count && token0 + g < p.tokens

@@ -1,0 +1,67 @@
+// archs: 90a
+// When the blocks of a decode layer's kernels start, pass their marks and end: `layer_clock OUT [TOKENS] [LAYERS]` writes a line a
+// block, which kernels/profile/layer.py makes a table of. The kernels are compiled again here, with their clocks; that costs a few
+// microseconds a layer.
+#define GOSSAMER_CLOCK
+#include "../gemm/tiny.cu"
+#include "../attention/rope.cu"
+#include "../attention/decode.cu"
+#include "../moe/router.cu"
+#include "../moe/few.cu"
+#include "layer_chain.h"
+
+using namespace harness;
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::printf("usage: layer_clock OUT [TOKENS] [LAYERS]\n");
+    return 2;
+  }
+  const int tokens = argc > 2 ? std::atoi(argv[2]) : 1, layers = argc > 3 ? std::atoi(argv[3]) : 36;
+  if (tokens < 1 || tokens > LayerChain::kMostTokens || layers < 3) {
+    std::printf("expected 1 to %d tokens and at least 3 layers, got %d and %d\n", LayerChain::kMostTokens, tokens, layers);
+    return 2;
+  }
+  REQUIRE_OK(gossamer_prepare());
+  const LayerChain chain(layers);
+  LayerChain::Batch batch(tokens);
+  const unsigned zero = 0;
+  const double us = graph_time(
+      [&](cudaStream_t stream) {
+        chain.run(batch, 5, stream);  // the few-token experts
+      },
+      5);
+  std::printf("%d tokens, %d layers, with clocks: %.2f us a layer\n", tokens, layers, us / layers);
+  // One more pass alone, kernel by kernel as in a graph.
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK(cudaStreamCreate(&stream));
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  chain.run(batch, 5, stream);
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  CHECK(cudaMemcpyToSymbol(gossamer::clocks::record_count, &zero, sizeof zero));
+  CHECK(cudaGraphLaunch(executable, stream));
+  CHECK(cudaStreamSynchronize(stream));
+  unsigned count;
+  CHECK(cudaMemcpyFromSymbol(&count, gossamer::clocks::record_count, sizeof count));
+  std::vector<gossamer::clocks::Record> records(std::min(count, gossamer::clocks::kMost));
+  CHECK(cudaMemcpyFromSymbol(records.data(), gossamer::clocks::records, records.size() * sizeof records[0]));
+  FILE* const file = std::fopen(argv[1], "w");
+  if (!file) {
+    std::printf("cannot write %s\n", argv[1]);
+    return 1;
+  }
+  std::fprintf(file, "layers\t%d\n", layers);
+  const char* const names[gossamer::clocks::kKernels] = {"tiny", "rope", "attention", "router", "experts"};
+  for (const auto& r : records) {
+    const char* const name = r.kernel != gossamer::clocks::kTiny ? names[r.kernel] : r.rows == LayerChain::kQkv ? "qkv" : "o";
+    std::fprintf(file, "%s\t%u", name, r.started);
+    for (uint32_t mark : r.marks) std::fprintf(file, "\t%u", mark);
+    std::fprintf(file, "\t%u\n", r.ended);
+  }
+  std::fclose(file);
+  std::printf("%zu blocks in %s\n", records.size(), argv[1]);
+  return 0;
+}
