@@ -141,7 +141,7 @@ def emulate(nvcc, only, jobs):
 
     def run(source):
         program = Path(folder) / source.stem
-        command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi",
+        command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi", "-pthread",
                    f"-I{ROOT / 'cuda/emulation'}", f"-I{ROOT / 'cuda/include'}", "-isystem", str(headers), str(source), "-o", str(program)]
         for step in command, [str(program)]:
             done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,4 +1,4 @@
-// Attention of single queries, emulated, against float64: every form but clusters, and every arithmetic.
+// Attention of single queries, emulated, against float64: every form and every arithmetic.
 #include "emulation.h"
 
 #include "../attention/decode.cu"
@@ -63,6 +63,7 @@ int main() {
     }
     for (int splits : {1, 3, 8}) ok &= check({6, 2, 0, true, fp8, 6, uneven}, GOSSAMER_DECODE_SPLIT, splits, products, 6, seed + 4);
     ok &= check({16, 2, 37, false, fp8, 6, edges}, GOSSAMER_DECODE_SPLIT, 2, products, 0, seed + 5);
+    for (int splits : {1, 2, 4, 8}) ok &= check({6, 2, splits == 4 ? 128u : 0u, splits != 2, fp8, 6, singles({1, 777, 2100})}, GOSSAMER_DECODE_CLUSTER, splits, products, splits == 1 ? 0 : -1, seed + 6);
   }
   return emulation::verdict(ok);
 }

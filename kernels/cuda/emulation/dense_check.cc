@@ -1,4 +1,4 @@
-// Tiled dense products, emulated, against float64. Pairs of blocks (clusters) are not emulated.
+// Tiled dense products, emulated, against float64.
 #include "emulation.h"
 
 #include "../gemm/tiled.cu"
@@ -7,7 +7,7 @@
 int main() {
   const uint32_t seed = emulation::new_seed();
   bool ok = gossamer_dense_prepare() == GOSSAMER_OK;
-  for (int tactic = 0; tactic < 12; ++tactic)
+  for (int tactic = 0; tactic < GOSSAMER_DENSE_TACTICS; ++tactic)
     for (const DenseCase& c : kDenseCases) {
       std::vector<uint8_t> workspace(gossamer_dense_workspace(tactic), 0xFF);
       std::memset(workspace.data(), 0, GOSSAMER_DENSE_FLAGS);

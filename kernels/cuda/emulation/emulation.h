@@ -2,8 +2,8 @@
 // stand-ins with the meaning that the PTX manual gives them. It checks indices, layouts and the protocol between warps (a lost
 // arrival is reported as such) where there is no GPU. It says nothing about time, registers, or memory ordering between warps.
 //
-// Copies of the copy engine and warpgroup products take effect as late as they may: a copy at some later turn of the scheduler, a
-// product at the wait for it. So a missing wait shows as a wrong result.
+// Copies of the copy engine, what goes to other blocks of a cluster, and warpgroup products take effect as late as they may: a copy
+// at some later turn of the scheduler, a product at the wait for it. So a missing wait shows as a wrong result.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -14,13 +14,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace emulation {
@@ -53,11 +56,14 @@ struct Thread {
   std::vector<size_t> groups;        // `products` at each commit
   std::vector<std::function<void()>> copies;  // cp.async not yet done
   std::vector<size_t> copy_groups;
+  uint32_t cluster_generation = 0;  // of the cluster's barrier when this thread arrived
 };
 struct Named {
   int arrived = 0;
   uint32_t generation = 0;
 };
+
+struct Cluster;
 
 struct Block {
   std::vector<std::unique_ptr<Thread>> threads;
@@ -66,24 +72,38 @@ struct Block {
   Named named[16];
   std::vector<std::function<void()>> engine;  // copies under way
   std::mt19937 rng{1};
-  uint64_t progress = 0;
   std::unique_ptr<uint8_t[]> shared_owner;
-  uint8_t* shared = nullptr;
+  uint8_t* shared = nullptr;     // dynamic
+  uint8_t* variables = nullptr;  // a place among the shared variables
+  Cluster* cluster = nullptr;
+  uint32_t rank = 0;  // in the cluster
+  bool ended = false;
   jmp_buf turn_over;
   Thread* current = nullptr;
   std::function<void()> body;
+  uint64_t seen = 0;
+  int idle = 0;
+};
+struct Cluster {
+  std::vector<Block*> blocks;
+  size_t arrived = 0;
+  uint32_t generation = 0;
 };
 
-inline Block* block = nullptr;
+// Blocks that run at once have a system thread each, of which one runs at a time: so shared variables are thread-local ones.
+inline thread_local Block* block = nullptr;
+inline thread_local uint3 block_index;
+inline thread_local uint8_t shared_variables;
 inline dim3 grid_size, block_size;
-inline uint3 block_index;
+inline uint64_t progress;  // of all blocks
 constexpr size_t kSharedBytes = 256 * 1024;
 
 inline Thread& self() { return *block->current; }
 inline int thread_number() { return static_cast<int>(block->current->index.x); }
 [[noreturn]] inline void fail(const char* what) {
   std::printf("FAIL emulation: %s (block %u, thread %d)\n", what, block_index.x, block && block->current ? thread_number() : -1);
-  std::exit(1);
+  std::fflush(stdout);
+  std::_Exit(1);
 }
 __attribute__((noinline)) inline void yield() {
   if (!_setjmp(block->current->resume)) _longjmp(block->turn_over, 1);
@@ -98,19 +118,18 @@ __attribute__((noinline)) inline void give_turn(Thread& t) {
 template <class F>
 void wait_until(F done) {
   while (!done()) yield();
-  ++block->progress;
+  ++progress;
 }
 inline void enter() {
   block->body();
   block->current->finished = true;
-  ++block->progress;
+  ++progress;
   yield();
 }
 
-inline void run_block(int threads, const std::function<void()>& body) {
-  Block b;
-  block = &b;
+inline void begin(Block& b, int threads, const std::function<void()>& body) {
   b.body = body;
+  b.variables = &shared_variables;
   b.shared_owner.reset(new uint8_t[2 * kSharedBytes]);
   b.shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(b.shared_owner.get()) + kSharedBytes - 1) / kSharedBytes * kSharedBytes);
   std::memset(b.shared, 0xFF, kSharedBytes);  // NaN
@@ -129,28 +148,28 @@ inline void run_block(int threads, const std::function<void()>& body) {
     t.context.uc_link = nullptr;  // a thread that has finished gets no more turns
     makecontext(&t.context, enter, 0);
   }
-  uint64_t seen = 0;
-  for (int idle = 0;;) {
-    bool any = false;
-    const size_t start = b.rng() % b.threads.size();
-    for (size_t i = 0; i < b.threads.size(); ++i) {
-      Thread& t = *b.threads[(start + i) % b.threads.size()];
-      if (t.finished) continue;
-      any = true;
-      give_turn(t);
-    }
-    if (!any) break;
-    if (!b.engine.empty() && b.rng() % 3 == 0) {
-      const size_t i = b.rng() % b.engine.size();
-      b.engine[i]();
-      b.engine.erase(b.engine.begin() + i);
-      ++b.progress;
-    }
-    idle = b.progress == seen && b.engine.empty() ? idle + 1 : 0;
-    seen = b.progress;
-    if (idle > 50) fail("every thread waits: a barrier lacks an arrival");
+}
+// A turn of every thread of the block that this system thread runs; false when all have finished.
+inline bool turn(Block& b) {
+  bool any = false;
+  const size_t start = b.rng() % b.threads.size();
+  for (size_t i = 0; i < b.threads.size(); ++i) {
+    Thread& t = *b.threads[(start + i) % b.threads.size()];
+    if (t.finished) continue;
+    any = true;
+    give_turn(t);
   }
-  block = nullptr;
+  if (!b.engine.empty() && b.rng() % 3 == 0) {
+    const size_t i = b.rng() % b.engine.size();
+    b.engine[i]();
+    b.engine.erase(b.engine.begin() + i);
+    ++progress;
+  }
+  b.idle = progress == b.seen && b.engine.empty() ? b.idle + 1 : 0;
+  b.seen = progress;
+  // Other blocks may be slow.
+  if (b.idle > (b.cluster ? 5000 : 50) && any) fail("every thread waits: a barrier lacks an arrival");
+  return any || !b.engine.empty();
 }
 
 // --- warps ---------------------------------------------------------------------------------------------------------------
@@ -167,20 +186,66 @@ auto warp_collective(uint32_t value, F use) {
 inline void named_barrier(int id, int threads, bool wait) {
   Named& n = block->named[id];
   const uint32_t generation = n.generation;
-  if (++n.arrived == threads) n.arrived = 0, ++n.generation, ++block->progress;
+  if (++n.arrived == threads) n.arrived = 0, ++n.generation, ++progress;
   else if (n.arrived > threads) fail("a named barrier has too many arrivals");
   else if (wait) wait_until([&] { return n.generation != generation; });
 }
 
+inline void for_each_block(dim3 grid, const std::function<void(uint3)>& f) {
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) f({x, y, z});
+}
+// One block after the other.
 template <class... P, class... A>
 void run_grid(void (*kernel)(P...), dim3 grid, dim3 threads, A... args) {
   grid_size = grid, block_size = threads;
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        block_index = {x, y, z};
-        run_block(static_cast<int>(threads.x), [&] { kernel(args...); });
+  for_each_block(grid, [&](uint3 index) {
+    Block b;
+    block = &b, block_index = index;
+    begin(b, static_cast<int>(threads.x), [&] { kernel(args...); });
+    while (turn(b)) {
+    }
+    block = nullptr;
+  });
+}
+// All blocks at once, in clusters of neighbours. Any of them may have the next turn, and one of them has few: who does not wait for it
+// will be too early.
+template <class... P, class... A>
+void run_together(void (*kernel)(P...), dim3 grid, dim3 threads, int cluster, A... args) {
+  grid_size = grid, block_size = threads;
+  std::vector<uint3> indices;
+  for_each_block(grid, [&](uint3 index) { indices.push_back(index); });
+  if (indices.size() % cluster) fail("a grid is not made of whole clusters");
+  std::vector<Block> blocks(indices.size());
+  std::vector<Cluster> clusters(indices.size() / cluster);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i].rank = static_cast<uint32_t>(i % cluster), blocks[i].cluster = &clusters[i / cluster];
+    clusters[i / cluster].blocks.push_back(&blocks[i]);
+  }
+  std::mutex mutex;
+  std::vector<std::condition_variable> turns(blocks.size());
+  std::mt19937 rng{2};
+  const size_t slow = rng() % blocks.size();
+  size_t now = 0, left = blocks.size();
+  std::vector<std::thread> system_threads;
+  for (size_t i = 0; i < blocks.size(); ++i)
+    system_threads.emplace_back([&, i] {
+      std::unique_lock<std::mutex> lock(mutex);
+      Block& b = blocks[i];
+      block = &b, block_index = indices[i];
+      begin(b, static_cast<int>(threads.x), [&] { kernel(args...); });
+      for (bool any = true; any;) {
+        turns[i].wait(lock, [&] { return now == i; });
+        any = turn(b);
+        b.ended = !any;
+        left -= !any;
+        do now = rng() % blocks.size();
+        while (left && (blocks[now].ended || (now == slow && left > 1 && rng() % 8)));
+        turns[now].notify_one();
       }
+    });
+  for (std::thread& t : system_threads) t.join();
 }
 
 // --- checks --------------------------------------------------------------------------------------------------------------
@@ -203,9 +268,11 @@ inline int verdict(bool ok) {
 #define gridDim (::emulation::grid_size)
 #define blockDim (::emulation::block_size)
 #undef __shared__
-#define __shared__ static
+#define __shared__ static thread_local
 #undef __forceinline__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __grid_constant__
@@ -237,6 +304,9 @@ template <class T>
 T __shfl_sync(unsigned, T v, int from) {
   return emulation_shuffle(v, [=](int) { return from & 31; });
 }
+inline uint32_t __reduce_min_sync(unsigned, uint32_t v) {
+  return emulation::warp_collective(v, [](const uint32_t* all) { return *std::min_element(all, all + 32); });
+}
 inline uint32_t __reduce_max_sync(unsigned, uint32_t v) {
   return emulation::warp_collective(v, [](const uint32_t* all) { return *std::max_element(all, all + 32); });
 }
@@ -255,7 +325,7 @@ inline int __ffs(uint32_t v) { return __builtin_ffs(static_cast<int>(v)); }
 inline void __syncwarp() { emulation::warp_collective(0, [](const uint32_t*) { return 0; }); }
 inline void __syncthreads() { emulation::named_barrier(0, static_cast<int>(emulation::block_size.x), true); }
 inline int __syncthreads_or(int v) {
-  static int any;  // of the block that runs
+  static thread_local int any;  // of the block that runs
   __syncthreads();
   any = 0;
   __syncthreads();
@@ -278,6 +348,11 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
 inline uint32_t __vmaxu4(uint32_t a, uint32_t b) {
   uint32_t out = 0;
   for (int i = 0; i < 32; i += 8) out |= std::max(a >> i & 255, b >> i & 255) << i;
+  return out;
+}
+inline uint32_t __vcmpeq4(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i += 8) out |= ((a >> i ^ b >> i) & 255 ? 0u : 255u) << i;
   return out;
 }
 template <class To, class From>
@@ -308,6 +383,8 @@ void __stcg(T* p, T v) {
 }
 inline void __threadfence() {}
 inline size_t __cvta_generic_to_shared(const void*) { emulation::fail("an instruction in assembly"); }
+inline void __nanosleep(unsigned) { emulation::yield(); }
+inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
@@ -315,6 +392,12 @@ template <class T, class V>
 T atomicAdd(T* p, V v) {
   const T before = *p;
   *p += v;
+  return before;
+}
+template <class T>
+T atomicOr(T* p, T v) {
+  const T before = *p;
+  *p |= v;
   return before;
 }
 template <class T>

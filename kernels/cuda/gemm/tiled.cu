@@ -58,7 +58,7 @@ template <class S>
 bool allow() {
   if (!allow_shared(tiled_kernel<S>, S::kSharedBytes)) return false;
   units<S> = S::kCluster > 1 ? resident_clusters(tiled_kernel<S>, kThreads, S::kCluster, S::kSharedBytes) : multiprocessors();
-  for (uint32_t parts = 3; parts <= Schedule::kMostParts; ++parts) clusters<S>[parts] = S::kCluster > 1 || !kClusters ? 0 : resident_clusters(tiled_kernel<S>, kThreads, parts, S::kSharedBytes);
+  for (uint32_t parts = 3; parts <= Schedule::kMostParts; ++parts) clusters<S>[parts] = S::kCluster > 1 ? 0 : resident_clusters(tiled_kernel<S>, kThreads, parts, S::kSharedBytes);
   return units<S> > 0;
 }
 template <class S>

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
   using P = Plan<kCluster, kSteps, kTiles, kBatch, kAhead>;
   static_assert(kBatch % kAhead == 0, "the register buffers must come round with a batch");
   static_assert(kCluster > 1 && P::kValues / 2 <= kThreads, "a thread finishes two values of a batch at most");
-  extern __shared__ __align__(16) float shared[];
+  GOSSAMER_DYNAMIC_SHARED(float, 16, shared);
   __shared__ uint64_t inbox_full[2];                     // by turn; its bytes come from all blocks of the cluster
   float* const partials = shared;                        // [warp][strip][tile][lane][4]
   float* const exchange = partials + P::kPartials;       // [turn][source block][strip][own row][token]
@@ -225,18 +225,8 @@ bool prepared = false;
 bool prepare_tiny() {
   for (Variant& v : variants) {
     if (!allow_shared(v.kernel, v.bytes)) return false;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(multiprocessors() / v.cluster * v.cluster);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = v.bytes;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = v.cluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    if (cudaOccupancyMaxActiveClusters(&v.clusters, v.kernel, &config) != cudaSuccess || v.clusters < 1) return false;
-    if (v.clusters > multiprocessors() / v.cluster) v.clusters = multiprocessors() / v.cluster;
+    v.clusters = resident_clusters(v.kernel, dim3(kThreads), v.cluster, v.bytes);
+    if (v.clusters < 1) return false;
   }
   return prepared = true;
 }

@@ -297,7 +297,7 @@ __device__ __forceinline__ void consume(const GossamerMoeArgs& p, Control& c, Co
 template <int kConsumers, int kStages, int kChunk>
 __global__ void __launch_bounds__(32 * kConsumers + kFillerThreads, 1) experts_kernel(const __grid_constant__ GossamerMoeArgs p, int capacity) {
   constexpr int kStageBytes = kChunk * mxfp4::kTileBytes;
-  extern __shared__ __align__(128) uint8_t shared[];
+  GOSSAMER_DYNAMIC_SHARED(uint8_t, 128, shared);
   uint8_t* const ring = shared;
   Control& c = *reinterpret_cast<Control*>(shared + kConsumers * kStages * kStageBytes);
   uint8_t* const columns = shared + kConsumers * kStages * kStageBytes + kControlBytes;

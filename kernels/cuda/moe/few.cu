@@ -126,7 +126,7 @@ __device__ __forceinline__ void route_one(RouteTable& table, const GossamerMoeAr
 
 __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant__ GossamerMoeArgs p, const __grid_constant__ Sizes sizes) {
   clocks::Clock clock(clocks::kFew);
-  extern __shared__ __align__(128) uint8_t shared[];
+  GOSSAMER_DYNAMIC_SHARED(uint8_t, 128, shared);
   uint8_t* const ring = shared;
   uint8_t* const columns = ring + kWarps * kStages * kStageBytes;
   float* const sums = reinterpret_cast<float*>(columns + sizes.columns);  // [block of the cluster][owned strip][slot][8 rows]

@@ -8,8 +8,6 @@ namespace gossamer {
 
 constexpr int kMaxSharedBytes = 227 * 1024;
 
-constexpr bool kClusters = true;  // an emulated device has none
-
 // Multiprocessors of the current device; read once by gossamer_prepare (no runtime query during capture).
 int multiprocessors();
 

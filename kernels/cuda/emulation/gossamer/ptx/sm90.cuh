@@ -6,17 +6,17 @@ namespace gossamer::ptx {
 
 using namespace emulation;
 
+#define GOSSAMER_DYNAMIC_SHARED(type, alignment, name) type* const name = reinterpret_cast<type*>(::gossamer::ptx::dynamic_shared())
 inline uint8_t* dynamic_shared() { return block->shared; }
-// Dynamic shared memory comes first in the window. Shared variables are static ones here, within a program's two gigabytes: they
-// have the window's upper half.
-inline uint8_t shared_variables;
+// Dynamic shared memory comes first in the window. Shared variables, which are thread-local ones here and so lie together, have the
+// window's upper half.
 inline uint8_t* dynamic_window() { return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(block->shared) / kSharedBytes * kSharedBytes); }
 inline uint32_t shared_address(const void* p) {
-  const intptr_t dynamic = static_cast<const uint8_t*>(p) - dynamic_window(), variable = static_cast<const uint8_t*>(p) - &shared_variables;
+  const intptr_t dynamic = static_cast<const uint8_t*>(p) - dynamic_window(), variable = static_cast<const uint8_t*>(p) - block->variables;
   return dynamic >= 0 && dynamic < static_cast<intptr_t>(kSharedBytes) ? static_cast<uint32_t>(dynamic) : 0xC0000000u + static_cast<uint32_t>(variable);
 }
 inline uint8_t* shared_pointer(uint32_t address) {
-  if (address >= 0x80000000u) return &shared_variables + static_cast<int32_t>(address - 0xC0000000u);
+  if (address >= 0x80000000u) return block->variables + static_cast<int32_t>(address - 0xC0000000u);
   if (address >= kSharedBytes) fail("an address outside shared memory");
   return dynamic_window() + address;
 }
@@ -36,7 +36,7 @@ inline Barrier& barrier(uint64_t* p) { return *reinterpret_cast<Barrier*>(p); }
 inline void barrier_settle(Barrier& b) {
   if (b.pending < 0) fail("an mbarrier has too many arrivals");
   if (b.pending == 0 && b.bytes == 0) b.pending = static_cast<int8_t>(b.count), ++b.phase;
-  ++block->progress;
+  ++progress;
 }
 inline void barrier_init(uint64_t* p, uint32_t arrivals) { barrier(p) = {static_cast<uint8_t>(arrivals), static_cast<int8_t>(arrivals), 0, 0}; }
 inline void barrier_init_fence() {}
@@ -45,23 +45,59 @@ inline void barrier_arrive_if(uint64_t* p, bool condition) {
   if (condition) barrier_arrive(p);
 }
 inline void barrier_expect(uint64_t* p, uint32_t bytes) { barrier(p).bytes += static_cast<int32_t>(bytes), barrier_arrive(p); }
+inline void barrier_expect(uint32_t p, uint32_t bytes) { barrier_expect(reinterpret_cast<uint64_t*>(shared_pointer(p)), bytes); }
 inline bool barrier_poll(uint64_t* p, uint32_t parity) { return (barrier(p).phase & 1) != parity; }
 inline void barrier_wait(uint64_t* p, uint32_t parity) {
   wait_until([&] { return barrier_poll(p, parity); });
 }
+inline void barrier_wait(uint32_t p, uint32_t parity) { barrier_wait(reinterpret_cast<uint64_t*>(shared_pointer(p)), parity); }
 inline void proxy_fence() {}
 inline void named_sync(int id, int threads) { named_barrier(id, threads, true); }
 inline void named_arrive(int id, int threads) { named_barrier(id, threads, false); }
 
-// --- clusters: not emulated ---
-inline uint32_t cluster_rank() { fail("a cluster"); }
-inline void cluster_sync() { fail("a cluster"); }
-inline void cluster_arrive_if(uint64_t*, uint32_t, bool) { fail("a cluster"); }
-inline void cluster_wait() { fail("a cluster"); }
-inline void cluster_arrive() { fail("a cluster"); }
-inline void cluster_arrive_relaxed() { fail("a cluster"); }
-inline void cluster_send(float4*, uint64_t*, uint32_t, float4) { fail("a cluster"); }
-inline float4 cluster_load(const float4*, uint32_t) { fail("a cluster"); }
+// --- clusters ---
+inline uint32_t cluster_rank() { return block->cluster ? block->rank : 0; }
+inline void cluster_arrive() {
+  Cluster* const c = block->cluster;
+  if (!c) fail("a cluster's barrier outside a cluster");
+  self().cluster_generation = c->generation;
+  if (++c->arrived == c->blocks.size() * block->threads.size()) c->arrived = 0, ++c->generation, ++progress;
+}
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
+inline void cluster_wait() {
+  wait_until([] { return block->cluster->generation != self().cluster_generation; });
+}
+inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+// The same place in the shared memory of another block.
+template <class T>
+T* of_rank(T* local, uint32_t rank) {
+  if (!block->cluster || rank >= block->cluster->blocks.size()) fail("a block outside the cluster");
+  const Block* const other = block->cluster->blocks[rank];
+  if (!other->threads.size()) fail("shared memory of a block that has not begun");
+  if (other->ended) fail("shared memory of a block that has ended");
+  const uint32_t address = shared_address(local);
+  if (address >= 0x80000000u) return reinterpret_cast<T*>(other->variables + static_cast<int32_t>(address - 0xC0000000u));
+  return reinterpret_cast<T*>(other->shared + (reinterpret_cast<const uint8_t*>(local) - block->shared));
+}
+inline void cluster_arrive_if(uint64_t* bar, uint32_t rank, bool condition) {
+  if (condition) barrier_arrive(of_rank(bar, rank));
+}
+template <class T>
+void cluster_send(T* local, uint64_t* bar, uint32_t rank, T v) {
+  T* const to = of_rank(local, rank);
+  uint64_t* const full = of_rank(bar, rank);
+  block->engine.push_back([=] {
+    *to = v;
+    Barrier& b = barrier(full);
+    b.bytes -= static_cast<int32_t>(sizeof v);
+    barrier_settle(b);
+  });
+}
+inline void cluster_store(float* local, uint32_t rank, float v) { *of_rank(local, rank) = v; }
+inline float4 cluster_load(const float4* local, uint32_t rank) { return *of_rank(local, rank); }
 
 // --- cp.async ---
 template <int kBytes>
@@ -98,6 +134,9 @@ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
     barrier_settle(b);
   });
 }
+inline void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar, uint64_t) {
+  bulk_load(shared_pointer(dst), src, bytes, reinterpret_cast<uint64_t*>(shared_pointer(bar)));
+}
 
 // --- global memory ---
 inline void prefetch_l2(const void* p) { (void)*static_cast<const volatile uint8_t*>(p); }
@@ -113,15 +152,24 @@ inline uint32_t load_word(const void* p) { return *static_cast<const uint32_t*>(
 inline uint32_t load_byte(const void* p) { return *static_cast<const uint8_t*>(p); }
 inline void release_bits(uint32_t* p, uint32_t bits) { *p |= bits; }
 inline void clear_bits(uint32_t* p, uint32_t bits) { *p &= ~bits; }
-// Blocks run one after the other, so what is awaited is there or never comes.
 inline void wait_for_bits(const uint32_t* p, uint32_t bits) {
-  if ((*p & bits) != bits) fail("a flag is awaited that no earlier block has set");
+  // Where blocks run one after the other, what is awaited is there or never comes.
+  if ((*p & bits) != bits && !block->cluster) fail("a flag is awaited that no earlier block has set");
+  wait_until([&] { return (*p & bits) == bits; });
+}
+inline void release_add(int* p, int v) { *p += v, ++progress; }
+// Who asks again and again lets others run.
+inline int acquire_load(const int* p) {
+  yield();
+  return *p;
 }
 inline float4 load_past_l1(const float4* p) { return *p; }
 inline uint32_t load_half(const void* p) { return *static_cast<const uint16_t*>(p); }
 
 // --- shared memory, arithmetic, registers ---
 inline uint4 load_shared(const void* p) { return *static_cast<const uint4*>(p); }
+inline uint4 shared_load4(uint32_t address) { return *reinterpret_cast<const uint4*>(shared_pointer(address)); }
+inline uint32_t shared_load(uint32_t address) { return *reinterpret_cast<const uint32_t*>(shared_pointer(address)); }
 inline uint32_t load_shared_word(const void* p) { return *static_cast<const uint32_t*>(p); }
 inline uint2 load_shared_pair(uint32_t address) { return *reinterpret_cast<const uint2*>(shared_pointer(address)); }
 // Lanes 8m..8m+7 name the rows of matrix m; a lane holds two neighbouring elements of row lane / 4.
@@ -195,6 +243,10 @@ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value 
 }
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma<2>(c, a, b0, b1, [](uint32_t w, int i) { return bf16_bits(w >> 16 * i & 0xFFFF); });
+}
+inline void mma_bf16_zero(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  for (float& v : c) v = 0;
+  mma_bf16(c, a, b0, b1);
 }
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma<2>(c, a, b0, b1, [](uint32_t w, int i) { return f16_value(w >> 16 * i & 0xFFFF); });

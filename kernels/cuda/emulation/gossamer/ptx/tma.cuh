@@ -15,11 +15,13 @@ static_assert(sizeof(Tensor) <= sizeof(CUtensorMap));
 // Where byte `offset` of a swizzled tile at `address` lies: the 16-byte piece is exchanged by bits further up.
 inline uint32_t swizzled(uint32_t address, int row_bytes) { return address ^ (row_bytes == 128 ? (address >> 7 & 7) << 4 : (address >> 7 & 3) << 4); }
 
-inline void tensor_load(void* dst, const CUtensorMap* map, const int (&at)[3], uint64_t* bar) {
+// `window`: the shared memory that gets it, of this block or of another one of its cluster; `bar` lies there too.
+inline void tensor_load(void* dst, const CUtensorMap* map, const int (&at)[3], uint64_t* bar, uint8_t* window = dynamic_window()) {
   Tensor t;
   std::memcpy(&t, map, sizeof t);
   const uint32_t row_bytes = t.box[0] * t.element, target = shared_address(dst);
   if (target % (row_bytes * 8)) fail("a box is not aligned to its swizzle");
+  if (target + row_bytes * t.box[1] * t.box[2] > kSharedBytes) fail("a box outside shared memory");
   const int x0 = at[0], y0 = at[1], z0 = at[2];
   block->engine.push_back([=] {
     uint32_t offset = target;
@@ -28,7 +30,7 @@ inline void tensor_load(void* dst, const CUtensorMap* map, const int (&at)[3], u
         for (uint32_t x = 0; x < t.box[0]; ++x, offset += t.element) {
           const int64_t px = x0 + int64_t{x}, py = y0 + int64_t{y}, pz = z0 + int64_t{z};
           const bool inside = px >= 0 && py >= 0 && pz >= 0 && px < int64_t(t.sizes[0]) && py < int64_t(t.sizes[1]) && pz < int64_t(t.sizes[2]);
-          uint8_t* to = shared_pointer(swizzled(offset, static_cast<int>(row_bytes)));
+          uint8_t* to = window + swizzled(offset, static_cast<int>(row_bytes));
           if (inside) std::memcpy(to, t.base + px * t.strides[0] + py * t.strides[1] + pz * t.strides[2], t.element);
           else std::memset(to, 0, t.element);
         }
@@ -38,7 +40,10 @@ inline void tensor_load(void* dst, const CUtensorMap* map, const int (&at)[3], u
   });
 }
 inline void tensor_load_2d(void* dst, const CUtensorMap* map, int x, int y, uint64_t* bar) { tensor_load(dst, map, {x, y, 0}, bar); }
-inline void tensor_load_2d_multicast(void*, const CUtensorMap*, int, int, uint64_t*, uint16_t) { fail("a cluster"); }
+inline void tensor_load_2d_multicast(void* dst, const CUtensorMap* map, int x, int y, uint64_t* bar, uint16_t blocks) {
+  for (uint32_t rank = 0; rank < 16; ++rank)
+    if (blocks >> rank & 1) tensor_load(dst, map, {x, y, 0}, of_rank(bar, rank), of_rank(dynamic_window(), rank));
+}
 inline void tensor_load_3d(void* dst, const CUtensorMap* map, int x, int y, int z, uint64_t* bar) { tensor_load(dst, map, {x, y, z}, bar); }
 inline void tensor_prefetch_map(const CUtensorMap*) {}
 

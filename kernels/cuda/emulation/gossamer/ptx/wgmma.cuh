@@ -76,7 +76,7 @@ inline void start_product(float* d, const uint32_t* a_registers, uint64_t a, uin
   p.d[thread_number() % 128] = d;
   p.a_registers[thread_number() % 128] = a_registers;
   ++p.arrived;
-  ++block->progress;
+  ++progress;
 }
 template <int kN>
 struct Wgmma {

@@ -5,7 +5,9 @@
 
 namespace gossamer::ptx {
 
-// The block's dynamic shared memory.
+// The block's dynamic shared memory under a name; what the compiler knows of its alignment shows in the code.
+#define GOSSAMER_DYNAMIC_SHARED(type, alignment, name) extern __shared__ __align__(alignment) type name[]
+// Its address, for kernels that align it by themselves.
 __device__ __forceinline__ uint8_t* dynamic_shared() {
   extern __shared__ uint8_t memory[];
   return memory;

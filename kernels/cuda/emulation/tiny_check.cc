@@ -1,0 +1,71 @@
+// Dense products of few tokens, emulated, against float64.
+#include "emulation.h"
+
+#include "../gemm/tiny.cu"
+
+namespace {
+
+struct Case {
+  int tokens, rows, k;
+  bool norm, bias, residual, float_out;
+  int tactic;
+};
+
+bool check(const Case& c, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  const auto random = [&](size_t n, float scale) {
+    std::vector<__nv_bfloat16> v;
+    for (size_t i = 0; i < n; ++i) v.push_back(__float2bfloat16(uniform(rng) * scale));
+    return v;
+  };
+  const auto value = [](const __nv_bfloat16& v) { return static_cast<double>(__bfloat162float(v)); };
+  const size_t count = static_cast<size_t>(c.tokens) * c.rows;
+  const auto x = random(static_cast<size_t>(c.tokens) * c.k, 2.f), gain = random(c.k, 1.f), weight = random(static_cast<size_t>(c.rows) * c.k, .1f), bias = random(c.rows, 1.f), residual = random(count, 1.f);
+  const size_t guard = 256;
+  std::vector<uint8_t> out(count * (c.float_out ? 4 : 2) + guard, 0xFF);
+  GossamerTinyGemmArgs a = {};
+  a.x = x.data(), a.norm_weight = c.norm ? gain.data() : nullptr, a.weight = weight.data(), a.bias = c.bias ? bias.data() : nullptr, a.residual = c.residual ? residual.data() : nullptr, a.out = out.data();
+  a.epsilon = 1e-5f, a.tokens = c.tokens, a.rows = c.rows, a.k = c.k, a.float_out = c.float_out, a.tactic = c.tactic;
+  const int status = gossamer_tiny_gemm(&a, 0);
+  double difference = 0, norm = 0;
+  for (int t = 0; t < c.tokens; ++t) {
+    double squares = 0;
+    for (int i = 0; i < c.k; ++i) squares += value(x[static_cast<size_t>(t) * c.k + i]) * value(x[static_cast<size_t>(t) * c.k + i]);
+    const double factor = c.norm ? 1 / std::sqrt(squares / c.k + 1e-5) : 1;
+    for (int r = 0; r < c.rows; ++r) {
+      const size_t at = static_cast<size_t>(t) * c.rows + r;
+      double sum = 0;
+      // The gain goes into the tokens, which are rounded to bf16 once more.
+      for (int i = 0; i < c.k; ++i) {
+        const double v = value(x[static_cast<size_t>(t) * c.k + i]);
+        sum += (c.norm ? value(__float2bfloat16(static_cast<float>(v * value(gain[i])))) : v) * value(weight[static_cast<size_t>(r) * c.k + i]);
+      }
+      sum = sum * factor + (c.bias ? value(bias[r]) : 0) + (c.residual ? value(residual[at]) : 0);
+      const double got = c.float_out ? reinterpret_cast<const float*>(out.data())[at] : gossamer::ptx::bf16_bits(reinterpret_cast<const uint16_t*>(out.data())[at]);
+      difference += std::isfinite(got) ? (got - sum) * (got - sum) : 1e30;
+      norm += sum * sum;
+    }
+  }
+  const bool untouched = std::all_of(out.end() - guard, out.end(), [](uint8_t b) { return b == 0xFF; });
+  const double error = std::sqrt(difference / norm), bound = c.float_out ? 2e-6 : 4e-3;
+  const bool ok = status == GOSSAMER_OK && error < bound && untouched;
+  std::printf("%s %d tokens, %d -> %d%s%s%s%s, tactic %d: error %.2e (%.0e)%s%s\n", ok ? "ok  " : "FAIL", c.tokens, c.k, c.rows, c.norm ? ", norm" : "", c.bias ? ", bias" : "", c.residual ? ", residual" : "",
+              c.float_out ? ", float out" : "", c.tactic, error, bound, untouched ? "" : ", wrote past the end", status ? ", refused" : "");
+  std::fflush(stdout);
+  return ok;
+}
+
+}  // namespace
+
+int main() {
+  const uint32_t seed = emulation::new_seed();
+  bool ok = gossamer::gemm::prepare_tiny();
+  const Case cases[] = {
+      {1, 16, 32, false, false, false, false, 0},    {1, 240, 2880, true, true, false, false, -1}, {3, 112, 4096, false, true, true, false, -1},   {8, 400, 640, true, false, false, true, 0},
+      {11, 64, 2880, true, true, false, false, 0},   {16, 96, 4096, false, false, true, false, 0}, {25, 48, 2880, true, true, true, true, 0},      {32, 48, 4096, false, true, false, false, 0},
+      {50, 80, 2880, true, true, false, false, 0},   {64, 48, 2880, false, false, true, true, 1},
+  };
+  for (const Case& c : cases) ok &= check(c, seed + c.tokens);
+  return emulation::verdict(ok);
+}
