@@ -141,7 +141,7 @@ def emulate(nvcc, only, jobs):
 
     def run(source):
         program = Path(folder) / source.stem
-        command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi", "-pthread",
+        command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare", "-Wno-psabi", "-pthread",
                    f"-I{ROOT / 'cuda/emulation'}", f"-I{ROOT / 'cuda/include'}", "-isystem", str(headers), str(source), "-o", str(program)]
         for step in command, [str(program)]:
             done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -152,6 +152,9 @@ def emulate(nvcc, only, jobs):
     failed = 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         sources = [source for source in sorted((ROOT / "cuda/emulation").glob("*.cc")) if only in source.name]
+        if not sources:
+            say(f"no emulated check matches --only {only!r}")
+            return 2
         for source, done in zip(sources, pool.map(run, sources)):
             print(f"== {source.stem}\n{done.stdout}", end="", flush=True)
             failed += done.returncode != 0

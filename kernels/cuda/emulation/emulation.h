@@ -2,7 +2,7 @@
 // stand-ins with the meaning that the PTX manual gives them. It checks indices, layouts and the protocol between warps (a lost
 // arrival is reported as such) where there is no GPU. It says nothing about time, registers, or memory ordering between warps.
 //
-// Copies of the copy engine, what goes to other blocks of a cluster, and warpgroup products take effect as late as they may: a copy
+// Copies of the copy engine, what is sent to another block's barrier, and warpgroup products take effect as late as they may: a copy
 // at some later turn of the scheduler, a product at the wait for it. So a missing wait shows as a wrong result.
 #pragma once
 #include <cuda.h>
@@ -63,6 +63,8 @@ struct Named {
   uint32_t generation = 0;
 };
 
+inline uint32_t schedule_seed = 1;  // who has the next turn
+
 struct Cluster;
 
 struct Block {
@@ -71,13 +73,13 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   Named named[16];
   std::vector<std::function<void()>> engine;  // copies under way
-  std::mt19937 rng{1};
+  std::mt19937 rng{schedule_seed};
   std::unique_ptr<uint8_t[]> shared_owner;
   uint8_t* shared = nullptr;     // dynamic
   uint8_t* variables = nullptr;  // a place among the shared variables
   Cluster* cluster = nullptr;
   uint32_t rank = 0;  // in the cluster
-  bool ended = false;
+  bool begun = false, ended = false;
   jmp_buf turn_over;
   Thread* current = nullptr;
   std::function<void()> body;
@@ -152,6 +154,7 @@ inline void begin(Block& b, int threads, const std::function<void()>& body) {
 // A turn of every thread of the block that this system thread runs; false when all have finished.
 inline bool turn(Block& b) {
   bool any = false;
+  b.begun = true;
   const size_t start = b.rng() % b.threads.size();
   for (size_t i = 0; i < b.threads.size(); ++i) {
     Thread& t = *b.threads[(start + i) % b.threads.size()];
@@ -209,14 +212,14 @@ void run_grid(void (*kernel)(P...), dim3 grid, dim3 threads, A... args) {
     block = nullptr;
   });
 }
-// All blocks at once, in clusters of neighbours. Any of them may have the next turn, and one of them has few: who does not wait for it
-// will be too early.
+// All blocks at once, in clusters of neighbours. Any of them may have the next turn, and one of them begins when the others can do no
+// more, and has few turns then: who does not wait for it will be too early.
 template <class... P, class... A>
 void run_together(void (*kernel)(P...), dim3 grid, dim3 threads, int cluster, A... args) {
   grid_size = grid, block_size = threads;
   std::vector<uint3> indices;
   for_each_block(grid, [&](uint3 index) { indices.push_back(index); });
-  if (indices.size() % cluster) fail("a grid is not made of whole clusters");
+  if (grid.x % cluster) fail("a grid is not made of whole clusters");
   std::vector<Block> blocks(indices.size());
   std::vector<Cluster> clusters(indices.size() / cluster);
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -225,9 +228,15 @@ void run_together(void (*kernel)(P...), dim3 grid, dim3 threads, int cluster, A.
   }
   std::mutex mutex;
   std::vector<std::condition_variable> turns(blocks.size());
-  std::mt19937 rng{2};
+  std::mt19937 rng{schedule_seed};
   const size_t slow = rng() % blocks.size();
-  size_t now = 0, left = blocks.size();
+  size_t now = slow ? 0 : blocks.size() - 1, left = blocks.size();
+  const auto others_wait = [&] {
+    for (size_t i = 0; i < blocks.size(); ++i)
+      if (i != slow && !blocks[i].ended && blocks[i].idle < 3) return false;
+    return true;
+  };
+  const auto is_held_back = [&](size_t i) { return i == slow && left > 1 && (blocks[i].begun ? rng() % 8 != 0 : !others_wait()); };
   std::vector<std::thread> system_threads;
   for (size_t i = 0; i < blocks.size(); ++i)
     system_threads.emplace_back([&, i] {
@@ -241,7 +250,7 @@ void run_together(void (*kernel)(P...), dim3 grid, dim3 threads, int cluster, A.
         b.ended = !any;
         left -= !any;
         do now = rng() % blocks.size();
-        while (left && (blocks[now].ended || (now == slow && left > 1 && rng() % 8)));
+        while (left && (blocks[now].ended || is_held_back(now)));
         turns[now].notify_one();
       }
     });
@@ -249,9 +258,11 @@ void run_together(void (*kernel)(P...), dim3 grid, dim3 threads, int cluster, A.
 }
 
 // --- checks --------------------------------------------------------------------------------------------------------------
-// A seed of its own for every run, told so that the run can be repeated.
+// A seed of its own for every run, told so that the run can be repeated with it as GOSSAMER_SEED.
 inline uint32_t new_seed() {
-  const uint32_t seed = std::random_device{}();
+  const char* const given = std::getenv("GOSSAMER_SEED");
+  const uint32_t seed = given ? static_cast<uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
+  schedule_seed = seed;
   std::printf("seed %u\n", seed);
   return seed;
 }

@@ -88,36 +88,38 @@ struct Problem {
     return error.fine(name(packed ? "experts, packed" : "experts").c_str());
   }
 
-  // The second product, of rows per pair or per token, bf16 or E4M3 codes with a scale a row, between columns of padding.
-  bool check_product(bool packed, bool per_pair, bool codes) {
-    const uint32_t in_columns = intermediate + 32, out_columns = hidden + 24, rows = tokens * (per_pair ? kTopK : 1);
+  // One product, of rows per pair or per token, bf16 or E4M3 codes with a scale a row, between columns of padding.
+  bool check_product(bool first_product, bool packed, bool per_pair, bool codes) {
+    const Matrices& m = first_product ? gate_up : down;
+    const auto& bias = first_product ? gate_up_bias : down_bias;
+    const uint32_t in_columns = m.k + 32, out_columns = m.rows + 24, rows = tokens * (per_pair ? kTopK : 1);
     const auto values = random(static_cast<size_t>(rows) * in_columns, 2.f);
     std::vector<uint8_t> x8;
     std::vector<float> scales;
     for (const auto& v : values) x8.push_back(__nv_fp8_e4m3(__bfloat162float(v)).__x);
     for (uint32_t r = 0; r < rows; ++r) scales.push_back(.5f + .01f * r);
-    const GossamerExpertProductDesc d = {.in_features = intermediate, .in_columns = in_columns, .out_features = hidden, .out_columns = out_columns, .experts = experts, .first_expert = first,
-                                         .local_experts = local, .top_k = kTopK, .per_pair = per_pair, .interleaved = 0, .x = static_cast<uint32_t>(codes ? GOSSAMER_F8E4M3 : GOSSAMER_BF16), .out = GOSSAMER_BF16};
+    const GossamerExpertProductDesc d = {.in_features = m.k, .in_columns = in_columns, .out_features = m.rows, .out_columns = out_columns, .experts = experts, .first_expert = first,
+                                         .local_experts = local, .top_k = kTopK, .per_pair = per_pair, .interleaved = first_product && packed, .x = static_cast<uint32_t>(codes ? GOSSAMER_F8E4M3 : GOSSAMER_BF16), .out = GOSSAMER_BF16};
     std::vector<uint16_t> out(static_cast<size_t>(tokens) * kTopK * out_columns, 0xFFFF);
     std::vector<uint8_t> workspace(gossamer_portable_expert_product_workspace(&d, tokens), 0xFF);
-    const GossamerExpertProductArgs a = {codes ? address(x8) : address(values), codes ? address(scales) : 0, address(ids), weights(down, down_bias, packed), address(out), tokens};
+    const GossamerExpertProductArgs a = {codes ? address(x8) : address(values), codes ? address(scales) : 0, address(ids), weights(m, bias, packed), address(out), tokens};
     Error error;
     if (gossamer_portable_expert_product(&d, &a, packed, workspace.data(), 0)) error.difference = INFINITY;
     for (uint32_t pair = 0; pair < tokens * kTopK; ++pair) {
       const uint32_t row = per_pair ? pair : pair / kTopK, e = ids[pair] - first;
       for (uint32_t c = 0; c < out_columns; ++c) {
         double expected = 0;
-        if (held(pair) && c < hidden) {
-          for (uint32_t i = 0; i < intermediate; ++i) {
+        if (held(pair) && c < m.rows) {
+          for (uint32_t i = 0; i < m.k; ++i) {
             const size_t at = static_cast<size_t>(row) * in_columns + i;
-            expected += (codes ? gossamer::ptx::e4m3_value(x8[at]) : __bfloat162float(values[at])) * static_cast<double>(down.row(e, c)[i]);
+            expected += (codes ? gossamer::ptx::e4m3_value(x8[at]) : __bfloat162float(values[at])) * static_cast<double>(m.row(e, c)[i]);
           }
-          expected = expected * (codes ? scales[row] : 1) + __bfloat162float(down_bias[static_cast<size_t>(e) * hidden + c]);
+          expected = expected * (codes ? scales[row] : 1) + __bfloat162float(bias[static_cast<size_t>(e) * m.rows + c]);
         }
         error.add(gossamer::ptx::bf16_bits(out[static_cast<size_t>(pair) * out_columns + c]), expected);
       }
     }
-    return error.fine(name(std::string(packed ? "product, packed" : "product") + (per_pair ? ", a row a pair" : "") + (codes ? ", E4M3" : "")).c_str());
+    return error.fine(name(std::string(first_product ? "first product" : "second product") + (packed ? ", packed" : "") + (per_pair ? ", a row a pair" : "") + (codes ? ", E4M3" : "")).c_str());
   }
 
   std::string name(const std::string& what) const {
@@ -135,8 +137,9 @@ int main() {
   for (Problem& p : problems)
     for (bool packed : {false, true}) {
       ok &= p.check_experts(packed);
-      for (bool per_pair : {false, true})
-        for (bool codes : {false, true}) ok &= p.check_product(packed, per_pair, codes);
+      for (bool first_product : {false, true})
+        for (bool per_pair : {false, true})
+          for (bool codes : {false, true}) ok &= p.check_product(first_product, packed, per_pair, codes);
     }
   return emulation::verdict(ok);
 }

@@ -71,13 +71,17 @@ inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
+inline const Block* peer(uint32_t rank) {
+  if (!block->cluster || rank >= block->cluster->blocks.size()) fail("a block outside the cluster");
+  const Block* const other = block->cluster->blocks[rank];
+  if (!other->begun) fail("shared memory of a block that has not begun");
+  if (other->ended) fail("shared memory of a block that has ended");
+  return other;
+}
 // The same place in the shared memory of another block.
 template <class T>
 T* of_rank(T* local, uint32_t rank) {
-  if (!block->cluster || rank >= block->cluster->blocks.size()) fail("a block outside the cluster");
-  const Block* const other = block->cluster->blocks[rank];
-  if (!other->threads.size()) fail("shared memory of a block that has not begun");
-  if (other->ended) fail("shared memory of a block that has ended");
+  const Block* const other = peer(rank);
   const uint32_t address = shared_address(local);
   if (address >= 0x80000000u) return reinterpret_cast<T*>(other->variables + static_cast<int32_t>(address - 0xC0000000u));
   return reinterpret_cast<T*>(other->shared + (reinterpret_cast<const uint8_t*>(local) - block->shared));
@@ -90,6 +94,7 @@ void cluster_send(T* local, uint64_t* bar, uint32_t rank, T v) {
   T* const to = of_rank(local, rank);
   uint64_t* const full = of_rank(bar, rank);
   block->engine.push_back([=] {
+    peer(rank);
     *to = v;
     Barrier& b = barrier(full);
     b.bytes -= static_cast<int32_t>(sizeof v);
