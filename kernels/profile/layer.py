@@ -6,6 +6,7 @@
 Times are microseconds since the layer before ended: of the first block, the median one and the last one, each the median over layers.
 What the marks stand for is said in the kernels: `waited` is the wait for the grid before, others have the names of `clock.mark`.
 """
+import bisect
 import statistics
 import sys
 
@@ -30,24 +31,33 @@ def read(path):
     return int(lines[0][1]), blocks
 
 
-def by_layer(rows, layers):
-    """A layer's blocks wait until all of the layer before have ended, so their order tells layers apart."""
+def experts_by_layer(rows, layers):
+    """The experts have the same blocks in every layer, and wait until all of the layer before have ended."""
     if len(rows) % layers:
-        sys.exit(f"expected the same blocks in each of {layers} layers, got {len(rows)} blocks")
+        sys.exit(f"expected the experts' same blocks in each of {layers} layers, got {len(rows)} blocks")
     rows.sort(key=lambda row: row[2])
     each = len(rows) // layers
     return [rows[at : at + each] for at in range(0, len(rows), each)]
+
+
+def by_layer(rows, ends):
+    """Other kernels' blocks belong to the layer between whose ends their wait was over; layers may have different numbers of them."""
+    layers = [[] for _ in ends]
+    for row in rows:
+        layers[min(bisect.bisect_left(ends, row[2]), len(ends) - 1)].append(row)
+    return layers
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     layers, blocks = read(sys.argv[1])
-    kernels = {name: by_layer(rows, layers) for name, rows in blocks.items()}
-    ends = [max(row[-1] for row in layer) for layer in kernels["experts"]]
+    experts = experts_by_layer(blocks.pop("experts"), layers)
+    ends = [max(row[-1] for row in layer) for layer in experts]
+    kernels = {name: by_layer(rows, ends) for name, rows in blocks.items()} | {"experts": experts}
     print(f"{'':28}{'first':>8}{'median':>8}{'last':>8}")
     for name in ORDER:
-        count = len(kernels[name][0][0])
+        count = len(kernels[name][-1][0])
         labels = ["started", "", "waited"] + NAMES.get(name, [])
         labels += [""] * (count - 1 - len(labels)) + ["ended"]
         for at, label in enumerate(labels):

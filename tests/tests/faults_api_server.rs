@@ -102,6 +102,11 @@ async fn successors_of_all_api_servers_keep_clients_waiting_and_refuse_nobody() 
                 tokio::spawn(async move { client.try_post("/v1/completions", &body).await })
             })
             .collect();
+        if count == "1" {
+            // Probes are: there is no other server that could be asked.
+            let health = tokio::time::timeout(Duration::from_secs(4), client.get("/health")).await;
+            assert_eq!(health.expect("it does not wait").expect("it is answered").status, 200);
+        }
         // Nobody is answered before there is an engine to ask.
         let early = tokio::time::timeout(Duration::from_millis(300), &mut answers[0]).await;
         assert!(early.is_err(), "{early:?}");

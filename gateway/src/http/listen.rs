@@ -1,9 +1,7 @@
 //! Accepting connections from the listener that all API servers share.
 //!
 //! Invariant: a ready server with the fewest connections never waits to accept, so a connection is never left alone.
-//! Invariant: once one server was ready, no new connection is answered by one that still starts: it waits until that one is
-//! ready too. So `/ready` speaks for all of them, and the successor of a dead server refuses nobody, not even when all have
-//! died.
+//! Invariant: a server that still starts leaves new connections to others that may be ready ([`super::hold`] says for how long).
 
 use super::App;
 use axum::Router;
@@ -16,10 +14,10 @@ use std::{
     io,
     net::TcpListener as StdListener,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -31,10 +29,6 @@ use tokio::{
 const SLACK: u64 = 4;
 /// Longest pause in favour of a less loaded server. That one may be dead and its count stale, so nobody waits longer.
 const YIELD: Duration = Duration::from_millis(20);
-/// Longest time for which a server that starts holds connections back, all together: the engine may have died as well.
-const HOLD: Duration = Duration::from_secs(5);
-/// How often it looks whether it may go on.
-const LOOK: Duration = Duration::from_millis(5);
 /// A client has this long to send a request's head; the wait for the next request on a kept connection counts too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -59,24 +53,6 @@ impl Drain {
 impl Default for Drain {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// Where a server that starts keeps connections, once the server as a whole was ready.
-struct Hold {
-    app: Arc<App>,
-    since: OnceLock<Instant>,
-}
-
-impl Hold {
-    /// Waits while this server starts, but never past the hold's end.
-    async fn over(&self) {
-        while self.app.is_starting()
-            && self.app.board.was_ready()
-            && self.since.get_or_init(Instant::now).elapsed() < HOLD
-        {
-            sleep(LOOK).await;
-        }
     }
 }
 
@@ -112,20 +88,27 @@ pub async fn serve_listener(
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let own = Arc::new(AtomicUsize::new(0));
-    app.board.set_connections(server, 0);
-    let hold = Arc::new(Hold { app: app.clone(), since: OnceLock::new() });
     let mut closing = drain.close.subscribe();
+    if servers > 1 {
+        // Others need not leave connections to a server that takes none yet.
+        app.board.set_connections(server, u64::MAX);
+        tokio::select! {
+            () = app.until_started() => {}
+            _ = closing.wait_for(|closed| *closed) => {}
+        }
+    }
+    app.board.set_connections(server, 0);
     let mut last_error: Option<io::ErrorKind> = None;
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &hold, &own, server, servers) => accepted,
+            accepted = accept(&listener, &app, &own, server, servers) => accepted,
             _ = closing.wait_for(|closed| *closed) => break,
         };
         match accepted {
             Ok(stream) => {
                 last_error = None;
                 let open = Open::new(&app, &own, server);
-                tokio::spawn(connection(stream, router.clone(), open, hold.clone(), drain.close.subscribe()));
+                tokio::spawn(connection(stream, router.clone(), open, drain.close.subscribe()));
             }
             Err(error) => {
                 // Out of file descriptors, most likely: said once, tried again when some may be free.
@@ -146,15 +129,15 @@ pub async fn serve_listener(
 
 async fn accept(
     listener: &TcpListener,
-    hold: &Hold,
+    app: &App,
     own: &AtomicUsize,
     server: u16,
     servers: u16,
 ) -> io::Result<TcpStream> {
-    hold.over().await;
     if servers > 1 {
+        app.until_started().await;
         let count = own.load(Ordering::Relaxed) as u64;
-        if count > hold.app.board.fewest_connections(server, servers).saturating_add(SLACK) {
+        if count > app.board.fewest_connections(server, servers).saturating_add(SLACK) {
             sleep(YIELD).await;
         }
     }
@@ -164,15 +147,7 @@ async fn accept(
     Ok(stream)
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    _counted: Open,
-    hold: Arc<Hold>,
-    mut closing: watch::Receiver<bool>,
-) {
-    // It may have been accepted just before another server was ready.
-    hold.over().await;
+async fn connection(stream: TcpStream, router: Router, _counted: Open, mut closing: watch::Receiver<bool>) {
     let service = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

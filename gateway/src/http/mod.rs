@@ -24,6 +24,7 @@ mod error;
 mod fields;
 mod generation;
 mod health;
+mod hold;
 mod listen;
 mod logprobs;
 mod messages;
@@ -69,6 +70,7 @@ pub struct App {
     /// Empty while the tokenizer loads, and always under `--skip-tokenizer-init`.
     text: OnceLock<TextServices>,
     draining: AtomicBool,
+    hold: hold::Hold,
 }
 
 /// What a server with a tokenizer has.
@@ -98,6 +100,7 @@ impl App {
             started: unix_seconds(),
             text: OnceLock::new(),
             draining: AtomicBool::new(false),
+            hold: hold::Hold::default(),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Routes, and what holds for all of them: keys, JSON errors, counters.
 
-use super::{App, auth, chat, completions, console, error::ApiError, health, metrics, models, tokenize};
+use super::{
+    App, auth, chat, completions, console, error::ApiError, health, hold::hold, metrics, models, tokenize,
+};
 use axum::{
     Router,
     body::Body,
@@ -15,16 +17,17 @@ use std::sync::Arc;
 /// The service as a router.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/", get(console::page))
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/ready", get(health::ready))
+        .route_layer(from_fn_with_state(app.clone(), hold))
+        .route("/", get(console::page))
         .route("/version", get(health::version))
         .route("/live", get(health::live))
-        .route("/ready", get(health::ready))
         .route("/health", get(health::health).post(health::health))
         .route("/ping", get(health::health).post(health::health))
         .route("/metrics", get(metrics::handle))
