@@ -1,8 +1,7 @@
 // Attention of any number of queries for emulated checks, against float64.
 #pragma once
-#include "emulation.h"
 #include "../harness/attention_problem.h"
-#include "gossamer/ptx/sm90.cuh"
+#include "reference.h"
 
 // `attend(d, a)` runs the kernel.
 template <class Attend>
@@ -16,20 +15,13 @@ bool check_attention(const harness::Case& c, uint32_t seed, Attend attend) {
     std::printf("FAIL %s: status %d\n", c.name().c_str(), status);
     return false;
   }
-  double difference = 0, norm = 0;
+  Error error;
   for (uint32_t s = 0; s < p.lens.size(); ++s)
     for (uint32_t query = 0; query < c.sequences[s].queries; ++query)
       for (uint32_t head = 0; head < c.heads; ++head) {
         if (c.sequences[s].queries > 40 && (query * 7 + head) % 5) continue;
         const auto expected = p.reference(s, query, head);
-        for (uint32_t i = 0; i < p.kD; ++i) {
-          const double got = gossamer::ptx::bf16_bits(out[(static_cast<size_t>(p.starts[s] + query) * c.heads + head) * p.kD + i]);
-          difference += std::isfinite(got) ? (got - expected[i]) * (got - expected[i]) : 1e30;
-          norm += expected[i] * expected[i];
-        }
+        for (uint32_t i = 0; i < p.kD; ++i) error.add(gossamer::ptx::bf16_bits(out[(static_cast<size_t>(p.starts[s] + query) * c.heads + head) * p.kD + i]), expected[i]);
       }
-  const double error = std::sqrt(difference / norm);
-  std::printf("%s %s: error %.2e (6e-3)\n", error < 6e-3 ? "ok  " : "FAIL", c.name().c_str(), error);
-  std::fflush(stdout);
-  return error < 6e-3;
+  return report(c.name(), error, 6e-3);
 }

@@ -3,6 +3,7 @@
 
 #include "../attention/decode.cu"
 #include "../harness/attention_problem.h"
+#include "reference.h"
 
 using namespace harness;
 
@@ -22,23 +23,16 @@ static bool check(const Case& c, int form, int splits, bool fp8_products, int em
   a.max_kv = static_cast<int>(p.max_kv), a.window = static_cast<int>(c.window), a.fp8 = c.fp8, a.group = static_cast<int>(c.heads / c.kv_heads), a.splits = splits;
   a.fp8_products = fp8_products, a.form = form;
   const int status = gossamer_decode_attention(&a, 0);
-  double difference = 0, norm = 0;
+  Error error;
   for (uint32_t s = 0; s < p.lens.size(); ++s)
     for (uint32_t head = 0; head < c.heads; ++head) {
       const auto expected = static_cast<int>(s) == empty ? std::vector<double>(p.kD) : p.reference(s, 0, head);
-      for (uint32_t i = 0; i < p.kD; ++i) {
-        const double got = gossamer::ptx::bf16_bits(out[s * row + head * p.kD + i]);
-        difference += std::isfinite(got) ? (got - expected[i]) * (got - expected[i]) : 1e30;
-        norm += expected[i] * expected[i];
-      }
+      for (uint32_t i = 0; i < p.kD; ++i) error.add(gossamer::ptx::bf16_bits(out[s * row + head * p.kD + i]), expected[i]);
     }
   bool clean = std::all_of(out.end() - 64, out.end(), [](uint16_t v) { return v == 0xFFFF; });
   clean &= std::all_of(workspace.begin(), workspace.begin() + 4096, [](uint8_t v) { return v == 0; });
-  const double error = std::sqrt(difference / norm), bound = fp8_products ? 6e-2 : 5e-3;
-  const bool ok = status == GOSSAMER_OK && error < bound && clean;
-  std::printf("%s form %d splits %d%s of %s: error %.2e (%.0e)%s\n", ok ? "ok  " : "FAIL", form, splits, fp8_products ? " E4M3 products" : "", c.name().c_str(), error, bound, status ? " refused" : clean ? "" : " left something");
-  std::fflush(stdout);
-  return ok;
+  const std::string what = "form " + std::to_string(form) + " splits " + std::to_string(splits) + (fp8_products ? " E4M3 products" : "") + " of " + c.name();
+  return report(what, error, fp8_products ? 6e-2 : 5e-3, status == GOSSAMER_OK && clean, status ? " refused" : clean ? "" : " left something");
 }
 
 static std::vector<Sequence> singles(std::initializer_list<uint32_t> lengths) {

@@ -1,7 +1,7 @@
-// Random MXFP4 weights of experts for emulated checks.
+// Random MXFP4 weights of experts for emulated checks, and an expert in float64.
 #pragma once
-#include "emulation.h"
 #include "gossamer/mxfp4.cuh"
+#include "reference.h"
 
 namespace mxfp4 = gossamer::mxfp4;
 
@@ -38,3 +38,23 @@ struct Matrices {
   }
   const float* row(uint32_t expert, uint32_t r) const { return &values[(static_cast<size_t>(expert) * rows + r) * k]; }
 };
+
+// One row of a product with its bias, in float64.
+inline double row_product(const Matrices& m, const std::vector<__nv_bfloat16>& bias, uint32_t expert, uint32_t row, const std::vector<double>& x) {
+  double sum = value(bias[static_cast<size_t>(expert) * m.rows + row]);
+  const float* const weights = m.row(expert, row);
+  for (uint32_t i = 0; i < m.k; ++i) sum += x[i] * weights[i];
+  return sum;
+}
+// What an expert makes of a token. `narrow` rounds the values between its products.
+template <class Narrow>
+std::vector<double> expert_output(const Matrices& gate_up, const std::vector<__nv_bfloat16>& gate_up_bias, const Matrices& down, const std::vector<__nv_bfloat16>& down_bias, uint32_t expert,
+                                  const std::vector<double>& x, Narrow narrow) {
+  std::vector<double> inner(down.k), result(down.rows);
+  for (uint32_t c = 0; c < down.k; ++c) {
+    const double gate = std::min(row_product(gate_up, gate_up_bias, expert, 2 * c, x), 7.0), up = std::clamp(row_product(gate_up, gate_up_bias, expert, 2 * c + 1, x), -7.0, 7.0);
+    inner[c] = narrow((up + 1) * gate / (1 + std::exp(-1.702 * gate)));
+  }
+  for (uint32_t r = 0; r < down.rows; ++r) result[r] = row_product(down, down_bias, expert, r, inner);
+  return result;
+}

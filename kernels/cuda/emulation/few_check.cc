@@ -11,33 +11,16 @@ extern "C" cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 namespace {
 
-std::vector<__nv_bfloat16> random(size_t n, float scale, std::mt19937& rng) {
-  std::uniform_real_distribution<float> uniform(-scale, scale);
-  std::vector<__nv_bfloat16> v;
-  for (size_t i = 0; i < n; ++i) v.push_back(__float2bfloat16(uniform(rng)));
-  return v;
+bool below(const Error& error, double bound, const char* what, int tokens, int tactic) {
+  return report(std::string(what) + ", " + std::to_string(tokens) + " tokens, tactic " + std::to_string(tactic), error, bound);
 }
-double value(const __nv_bfloat16& v) { return __bfloat162float(v); }
-
-struct Error {
-  double difference = 0, norm = 0;
-  void add(double got, double expected) {
-    difference += std::isfinite(got) ? (got - expected) * (got - expected) : 1e30;
-    norm += expected * expected;
-  }
-  bool below(double bound, const char* what, int tokens, int tactic) const {
-    const double error = std::sqrt(difference / norm);
-    std::printf("%s %s, %d tokens, tactic %d: error %.2e (%.0e)\n", error < bound ? "ok  " : "FAIL", what, tokens, tactic, error, bound);
-    std::fflush(stdout);
-    return error < bound;
-  }
-};
 
 bool check(int hidden, int intermediate, int experts, int tokens, uint32_t seed) {
   std::mt19937 rng(seed);
   const Matrices gate_up(experts, 2 * intermediate, hidden, true, 4, rng), down(experts, hidden, intermediate, false, 4, rng);
-  const auto x = random(static_cast<size_t>(tokens) * hidden, 2.f, rng), gain = random(hidden, 1.f, rng), router = random(static_cast<size_t>(experts) * hidden, .3f, rng),
-             router_bias = random(experts, .1f, rng), gate_up_bias = random(static_cast<size_t>(experts) * 2 * intermediate, .1f, rng), down_bias = random(static_cast<size_t>(experts) * hidden, .1f, rng);
+  const auto random = [&](size_t n, float scale) { return random_bf16(n, scale, rng); };
+  const auto x = random(static_cast<size_t>(tokens) * hidden, 2.f), gain = random(hidden, 1.f), router = random(static_cast<size_t>(experts) * hidden, .3f), router_bias = random(experts, .1f),
+             gate_up_bias = random(static_cast<size_t>(experts) * 2 * intermediate, .1f), down_bias = random(static_cast<size_t>(experts) * hidden, .1f);
   std::vector<float> logits(static_cast<size_t>(tokens) * experts, NAN);
   std::vector<uint16_t> normed(x.size(), 0xFFFF);
   const GossamerRouterArgs route = {x.data(), gain.data(), router.data(), router_bias.data(), logits.data(), normed.data(), 1e-5f, tokens, hidden, experts};
@@ -54,7 +37,7 @@ bool check(int hidden, int intermediate, int experts, int tokens, uint32_t seed)
       logit_error.add(logits[t * experts + e], sum);
     }
   }
-  ok &= logit_error.below(1e-5, "router", tokens, 0) & normed_error.below(4e-3, "norm", tokens, 0);
+  ok &= below(logit_error, 1e-5, "router", tokens, 0) & below(normed_error, 4e-3, "norm", tokens, 0);
 
   // Experts in float64, from the logits and the normed tokens as they are.
   std::vector<double> expected(static_cast<size_t>(tokens) * hidden);
@@ -65,24 +48,13 @@ bool check(int hidden, int intermediate, int experts, int tokens, uint32_t seed)
     double total = 0;
     for (int k = 0; k < 4; ++k) total += std::exp(static_cast<double>(logits[t * experts + order[k]]) - logits[t * experts + order[0]]);
     for (int r = 0; r < hidden; ++r) expected[t * hidden + r] = value(x[t * hidden + r]);
+    std::vector<double> token(hidden);
+    for (int i = 0; i < hidden; ++i) token[i] = gossamer::ptx::bf16_bits(normed[t * hidden + i]);
     for (int k = 0; k < 4; ++k) {
       const int e = order[k];
-      std::vector<double> inner(intermediate);
-      for (int c = 0; c < intermediate; ++c) {
-        double gate = value(gate_up_bias[static_cast<size_t>(e) * 2 * intermediate + 2 * c]), up = value(gate_up_bias[static_cast<size_t>(e) * 2 * intermediate + 2 * c + 1]);
-        for (int i = 0; i < hidden; ++i) {
-          const double v = gossamer::ptx::bf16_bits(normed[t * hidden + i]);
-          gate += v * gate_up.row(e, 2 * c)[i], up += v * gate_up.row(e, 2 * c + 1)[i];
-        }
-        gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
-        inner[c] = rounded((up + 1) * gate / (1 + std::exp(-1.702 * gate)));
-      }
       const double weight = std::exp(static_cast<double>(logits[t * experts + e]) - logits[t * experts + order[0]]) / total;
-      for (int r = 0; r < hidden; ++r) {
-        double sum = value(down_bias[static_cast<size_t>(e) * hidden + r]);
-        for (int i = 0; i < intermediate; ++i) sum += inner[i] * down.row(e, r)[i];
-        expected[t * hidden + r] += weight * sum;
-      }
+      const auto output = expert_output(gate_up, gate_up_bias, down, down_bias, e, token, rounded);
+      for (int r = 0; r < hidden; ++r) expected[t * hidden + r] += weight * output[r];
     }
   }
   std::vector<uint8_t> workspace(gossamer_moe_workspace(tokens, hidden, intermediate));
@@ -106,7 +78,7 @@ bool check(int hidden, int intermediate, int experts, int tokens, uint32_t seed)
       Error error;
       for (size_t i = 0; i < sum.size(); ++i) error.add(sum[i], expected[i]);
       std::fill(sum.begin(), sum.end(), 0.0);
-      return error.below(6e-3, what, tokens, tactic);
+      return below(error, 6e-3, what, tokens, tactic);
     };
     run(0, experts, true);
     if (status == GOSSAMER_BAD_TACTIC) {

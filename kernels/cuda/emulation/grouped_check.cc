@@ -20,14 +20,9 @@ bool prepare_fp8() { return allow<true, true>(Sets<true>{}) && allow<true, false
 
 static bool check(uint32_t hidden, uint32_t intermediate, uint32_t experts, uint32_t first, uint32_t local, uint32_t tokens, uint32_t spread, float size, uint32_t seed) {
   std::mt19937 rng(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
   const GossamerExpertsDesc d = {hidden, intermediate, experts, first, local, 2, 7.f, 1.702f, GOSSAMER_BF16, GOSSAMER_MXFP4, 1};
   const Matrices gate_up(local, 2 * intermediate, hidden, true, spread, rng), down(local, hidden, intermediate, false, spread, rng);
-  const auto random = [&](size_t n, float scale) {
-    std::vector<__nv_bfloat16> v;
-    for (size_t i = 0; i < n; ++i) v.push_back(__float2bfloat16(uniform(rng) * scale));
-    return v;
-  };
+  const auto random = [&](size_t n, float scale) { return random_bf16(n, scale, rng); };
   const auto x = random(static_cast<size_t>(tokens) * hidden, size), gate_up_bias = random(static_cast<size_t>(local) * 2 * intermediate, .1f),
              down_bias = random(static_cast<size_t>(local) * hidden, .1f);
   std::vector<uint32_t> ids;
@@ -61,23 +56,12 @@ static bool check(uint32_t hidden, uint32_t intermediate, uint32_t experts, uint
       }
       // The same arithmetic in float64, once with the tactic's rounding of activations and once with bf16's.
       const auto reference = [&](bool quantised) {
-        std::vector<double> row(hidden), inner(intermediate), result(hidden);
+        std::vector<double> row(hidden);
         float top = 0;
         for (uint32_t i = 0; i < hidden; ++i) row[i] = __bfloat162float(x[pair / 2 * hidden + i]), top = std::max(top, static_cast<float>(std::abs(row[i])));
         if (quantised)
           for (double& v : row) v = e4m3(static_cast<float>(v) * (448.f / top)) * static_cast<double>(top / 448.f);
-        for (uint32_t c = 0; c < intermediate; ++c) {
-          double gate = __bfloat162float(gate_up_bias[static_cast<size_t>(e) * 2 * intermediate + 2 * c]), up = __bfloat162float(gate_up_bias[static_cast<size_t>(e) * 2 * intermediate + 2 * c + 1]);
-          for (uint32_t i = 0; i < hidden; ++i) gate += row[i] * gate_up.row(e, 2 * c)[i], up += row[i] * gate_up.row(e, 2 * c + 1)[i];
-          gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
-          const double v = (up + 1) * gate / (1 + std::exp(-1.702 * gate));
-          inner[c] = quantised ? e4m3(8 * v) / 8 : rounded(v);
-        }
-        for (uint32_t r = 0; r < hidden; ++r) {
-          result[r] = __bfloat162float(down_bias[static_cast<size_t>(e) * hidden + r]);
-          for (uint32_t i = 0; i < intermediate; ++i) result[r] += inner[i] * down.row(e, r)[i];
-        }
-        return result;
+        return expert_output(gate_up, gate_up_bias, down, down_bias, e, row, [&](double v) { return quantised ? e4m3(8 * v) / 8 : rounded(v); });
       };
       const auto exact = reference(false), own = fp8 ? reference(true) : exact;
       for (uint32_t c = 0; c < hidden; ++c) {

@@ -12,20 +12,6 @@ namespace {
 
 constexpr uint32_t kTopK = 2;
 
-struct Error {
-  double difference = 0, norm = 0;
-  void add(double got, double expected) {
-    difference += std::isfinite(got) ? (got - expected) * (got - expected) : 1e30;
-    norm += expected * expected;
-  }
-  bool fine(const char* what) const {
-    const double error = std::sqrt(difference / norm);
-    std::printf("%s %s: error %.2e (6e-3)\n", error < 6e-3 ? "ok  " : "FAIL", what, error);
-    std::fflush(stdout);
-    return error < 6e-3;
-  }
-};
-
 template <class T>
 uint64_t address(const std::vector<T>& v) {
   return reinterpret_cast<uint64_t>(v.data());
@@ -46,32 +32,16 @@ struct Problem {
       ids.push_back(one), ids.push_back((one + 1 + rng() % (e - 1)) % e);
     }
   }
-  std::vector<__nv_bfloat16> random(size_t n, float scale) {
-    std::uniform_real_distribution<float> uniform(-scale, scale);
-    std::vector<__nv_bfloat16> v;
-    for (size_t i = 0; i < n; ++i) v.push_back(__float2bfloat16(uniform(rng)));
-    return v;
-  }
+  std::vector<__nv_bfloat16> random(size_t n, float scale) { return random_bf16(n, scale, rng); }
   static GossamerExpertWeights weights(const Matrices& m, const std::vector<__nv_bfloat16>& bias, bool packed) {
     return packed ? GossamerExpertWeights{address(m.packed), 0, address(bias)} : GossamerExpertWeights{address(m.codes), address(m.scales), address(bias)};
   }
   bool held(uint32_t pair) const { return ids[pair] - first < local; }
 
   std::vector<double> reference(uint32_t pair) const {
-    const uint32_t e = ids[pair] - first;
-    std::vector<double> inner(intermediate), result(hidden);
-    const auto product = [&](const Matrices& m, const std::vector<__nv_bfloat16>& bias, uint32_t row, auto value) {
-      double sum = __bfloat162float(bias[static_cast<size_t>(e) * m.rows + row]);
-      for (uint32_t i = 0; i < m.k; ++i) sum += value(i) * m.row(e, row)[i];
-      return sum;
-    };
-    const auto token = [&](uint32_t i) { return static_cast<double>(__bfloat162float(x[pair / kTopK * hidden + i])); };
-    for (uint32_t c = 0; c < intermediate; ++c) {
-      const double gate = std::min(product(gate_up, gate_up_bias, 2 * c, token), 7.0), up = std::clamp(product(gate_up, gate_up_bias, 2 * c + 1, token), -7.0, 7.0);
-      inner[c] = rounded((up + 1) * gate / (1 + std::exp(-1.702 * gate)));
-    }
-    for (uint32_t r = 0; r < hidden; ++r) result[r] = product(down, down_bias, r, [&](uint32_t i) { return inner[i]; });
-    return result;
+    std::vector<double> token(hidden);
+    for (uint32_t i = 0; i < hidden; ++i) token[i] = value(x[pair / kTopK * hidden + i]);
+    return expert_output(gate_up, gate_up_bias, down, down_bias, ids[pair] - first, token, rounded);
   }
 
   bool check_experts(bool packed) const {
@@ -80,12 +50,12 @@ struct Problem {
     std::vector<uint8_t> workspace(gossamer_portable_experts_workspace(&d, tokens), 0xFF);
     const GossamerExpertsArgs a = {address(x), address(ids), weights(gate_up, gate_up_bias, packed), weights(down, down_bias, packed), address(out), tokens};
     Error error;
-    if (gossamer_portable_experts(&d, &a, packed, workspace.data(), 0)) error.difference = INFINITY;
+    const int status = gossamer_portable_experts(&d, &a, packed, workspace.data(), 0);
     for (uint32_t pair = 0; pair < tokens * kTopK; ++pair) {
       const auto expected = held(pair) ? reference(pair) : std::vector<double>(hidden);
       for (uint32_t c = 0; c < hidden; ++c) error.add(gossamer::ptx::bf16_bits(out[static_cast<size_t>(pair) * hidden + c]), expected[c]);
     }
-    return error.fine(name(packed ? "experts, packed" : "experts").c_str());
+    return report(name(packed ? "experts, packed" : "experts"), error, 6e-3, status == GOSSAMER_OK);
   }
 
   // One product, of rows per pair or per token, bf16 or E4M3 codes with a scale a row, between columns of padding.
@@ -104,7 +74,7 @@ struct Problem {
     std::vector<uint8_t> workspace(gossamer_portable_expert_product_workspace(&d, tokens), 0xFF);
     const GossamerExpertProductArgs a = {codes ? address(x8) : address(values), codes ? address(scales) : 0, address(ids), weights(m, bias, packed), address(out), tokens};
     Error error;
-    if (gossamer_portable_expert_product(&d, &a, packed, workspace.data(), 0)) error.difference = INFINITY;
+    const int status = gossamer_portable_expert_product(&d, &a, packed, workspace.data(), 0);
     for (uint32_t pair = 0; pair < tokens * kTopK; ++pair) {
       const uint32_t row = per_pair ? pair : pair / kTopK, e = ids[pair] - first;
       for (uint32_t c = 0; c < out_columns; ++c) {
@@ -119,7 +89,7 @@ struct Problem {
         error.add(gossamer::ptx::bf16_bits(out[static_cast<size_t>(pair) * out_columns + c]), expected);
       }
     }
-    return error.fine(name(std::string(first_product ? "first product" : "second product") + (packed ? ", packed" : "") + (per_pair ? ", a row a pair" : "") + (codes ? ", E4M3" : "")).c_str());
+    return report(name(std::string(first_product ? "first product" : "second product") + (packed ? ", packed" : "") + (per_pair ? ", a row a pair" : "") + (codes ? ", E4M3" : "")), error, 6e-3, status == GOSSAMER_OK);
   }
 
   std::string name(const std::string& what) const {

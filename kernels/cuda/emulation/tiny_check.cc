@@ -2,6 +2,7 @@
 #include "emulation.h"
 
 #include "../gemm/tiny.cu"
+#include "reference.h"
 
 namespace {
 
@@ -13,22 +14,15 @@ struct Case {
 
 bool check(const Case& c, uint32_t seed) {
   std::mt19937 rng(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  const auto random = [&](size_t n, float scale) {
-    std::vector<__nv_bfloat16> v;
-    for (size_t i = 0; i < n; ++i) v.push_back(__float2bfloat16(uniform(rng) * scale));
-    return v;
-  };
-  const auto value = [](const __nv_bfloat16& v) { return static_cast<double>(__bfloat162float(v)); };
+  const auto random = [&](size_t n, float scale) { return random_bf16(n, scale, rng); };
   const size_t count = static_cast<size_t>(c.tokens) * c.rows;
   const auto x = random(static_cast<size_t>(c.tokens) * c.k, 2.f), gain = random(c.k, 1.f), weight = random(static_cast<size_t>(c.rows) * c.k, .1f), bias = random(c.rows, 1.f), residual = random(count, 1.f);
-  const size_t guard = 256;
-  std::vector<uint8_t> out(count * (c.float_out ? 4 : 2) + guard, 0xFF);
+  Output out(count, c.float_out);
   GossamerTinyGemmArgs a = {};
   a.x = x.data(), a.norm_weight = c.norm ? gain.data() : nullptr, a.weight = weight.data(), a.bias = c.bias ? bias.data() : nullptr, a.residual = c.residual ? residual.data() : nullptr, a.out = out.data();
   a.epsilon = 1e-5f, a.tokens = c.tokens, a.rows = c.rows, a.k = c.k, a.float_out = c.float_out, a.tactic = c.tactic;
   const int status = gossamer_tiny_gemm(&a, 0);
-  double difference = 0, norm = 0;
+  Error error;
   for (int t = 0; t < c.tokens; ++t) {
     double squares = 0;
     for (int i = 0; i < c.k; ++i) squares += value(x[static_cast<size_t>(t) * c.k + i]) * value(x[static_cast<size_t>(t) * c.k + i]);
@@ -42,18 +36,13 @@ bool check(const Case& c, uint32_t seed) {
         sum += (c.norm ? value(__float2bfloat16(static_cast<float>(v * value(gain[i])))) : v) * value(weight[static_cast<size_t>(r) * c.k + i]);
       }
       sum = sum * factor + (c.bias ? value(bias[r]) : 0) + (c.residual ? value(residual[at]) : 0);
-      const double got = c.float_out ? reinterpret_cast<const float*>(out.data())[at] : gossamer::ptx::bf16_bits(reinterpret_cast<const uint16_t*>(out.data())[at]);
-      difference += std::isfinite(got) ? (got - sum) * (got - sum) : 1e30;
-      norm += sum * sum;
+      error.add(out.at(at), sum);
     }
   }
-  const bool untouched = std::all_of(out.end() - guard, out.end(), [](uint8_t b) { return b == 0xFF; });
-  const double error = std::sqrt(difference / norm), bound = c.float_out ? 2e-6 : 4e-3;
-  const bool ok = status == GOSSAMER_OK && error < bound && untouched;
-  std::printf("%s %d tokens, %d -> %d%s%s%s%s, tactic %d: error %.2e (%.0e)%s%s\n", ok ? "ok  " : "FAIL", c.tokens, c.k, c.rows, c.norm ? ", norm" : "", c.bias ? ", bias" : "", c.residual ? ", residual" : "",
-              c.float_out ? ", float out" : "", c.tactic, error, bound, untouched ? "" : ", wrote past the end", status ? ", refused" : "");
-  std::fflush(stdout);
-  return ok;
+  char what[160];
+  std::snprintf(what, sizeof what, "%d tokens, %d -> %d%s%s%s%s, tactic %d", c.tokens, c.k, c.rows, c.norm ? ", norm" : "", c.bias ? ", bias" : "", c.residual ? ", residual" : "", c.float_out ? ", float out" : "", c.tactic);
+  const bool untouched = out.guard_untouched();
+  return report(what, error, c.float_out ? 2e-6 : 4e-3, status == GOSSAMER_OK && untouched, status ? ", refused" : untouched ? "" : ", wrote past the end");
 }
 
 }  // namespace
