@@ -93,8 +93,48 @@ async fn sharegpt(content: &str) -> Result<(usize, Vec<String>), String> {
     Ok((summary.completed, summary.notes))
 }
 
-const ROW: &str =
-    r#"{"conversations":[{"from":"human","value":"Hi 🦙"},{"from":"gpt","value":"Hello there"}]}"#;
+const ROW: &str = r#"{"conversations":[{"from":"human","value":"Have you seen a 🦙?"},{"from":"gpt","value":"Hello there, I have not."}]}"#;
+
+/// A row of so many one-token words a turn.
+fn words(prompt: usize, answer: usize) -> String {
+    let (prompt, answer) = (vec!["the"; prompt].join(" "), vec!["of"; answer].join(" "));
+    serde_json::json!({"conversations": [{"from": "human", "value": prompt}, {"from": "gpt", "value": answer}]}).to_string()
+}
+
+#[tokio::test]
+async fn answers_are_as_long_as_their_tokens_and_rows_of_unusual_length_are_left_out() {
+    let rows = [(5, 300), (3, 300), (5, 3), (1025, 5), (1024, 1025), (1024, 1024)];
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data.json");
+    std::fs::write(&path, format!("[{}]", rows.map(|(prompt, answer)| words(prompt, answer)).join(",")))
+        .unwrap();
+    let path = path.display().to_string();
+    for (more, mut expected) in [(vec![], vec![300, 1024]), (vec!["--sharegpt-output-len", "2"], vec![2; 4])]
+    {
+        let (port, asked) = support::serve_and_keep(vec![tokens(&[1]), usage(8, 1), done()]).await;
+        let count = expected.len().to_string();
+        let mut args = vec!["--dataset-name", "sharegpt", "--dataset-path", &path, "--num-prompts", &count];
+        args.extend(more);
+        let summary = run(&arguments(port, directory.path(), &args)).await.unwrap();
+        let mut lengths: Vec<_> =
+            asked.lock().unwrap().iter().map(|body| body["max_tokens"].as_u64().unwrap()).collect();
+        lengths.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(lengths, expected, "{:?}", summary.notes);
+    }
+}
+
+#[tokio::test]
+async fn a_tokenizer_that_is_not_there_is_an_error_that_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data.json");
+    std::fs::write(&path, format!("[{ROW}]")).unwrap();
+    let (path, missing) = (path.display().to_string(), directory.path().display().to_string());
+    let port = serve(vec![tokens(&[1]), usage(8, 1), done()]).await;
+    let more = ["--dataset-name", "sharegpt", "--dataset-path", &path, "--tokenizer", &missing];
+    let error = run(&arguments(port, directory.path(), &more)).await.unwrap_err().to_string();
+    assert!(error.contains(&missing) && error.contains("tokenizer.json"), "{error}");
+}
 
 #[tokio::test]
 async fn unusable_rows_are_counted_and_repeats_are_said() {

@@ -83,6 +83,9 @@ pub struct ServeBenchArgs {
     /// ShareGPT and custom: output tokens for every request, instead of the file's.
     #[arg(long, alias = "custom-output-len")]
     pub sharegpt_output_len: Option<usize>,
+    /// ShareGPT: `tokenizer.json`, or a folder that has one, by which turns are measured; by default the vocabulary of gpt-oss.
+    #[arg(long)]
+    pub tokenizer: Option<PathBuf>,
     /// Prefix repetition: tokens of a shared prefix.
     #[arg(long, default_value_t = 256)]
     pub prefix_repetition_prefix_len: usize,

@@ -11,6 +11,7 @@ use hyper::{Request, Response, StatusCode, service::service_fn};
 use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
 
@@ -56,14 +57,18 @@ fn whole(status: u16, text: &'static str) -> Response<Body> {
     response
 }
 
-async fn answer(request: Request<Incoming>, script: Vec<Act>) -> Response<Body> {
+/// Bodies of the generation requests that came, parsed.
+pub type Asked = Arc<Mutex<Vec<serde_json::Value>>>;
+
+async fn answer(request: Request<Incoming>, script: Vec<Act>, asked: Asked) -> Response<Body> {
     if request.uri().path() == "/v1/models" {
         return whole(200, r#"{"data":[{"id":"fake"}]}"#);
     }
     if request.uri().path() == "/tokenize" {
         return whole(404, "{}");
     }
-    let _ = request.into_body().collect().await;
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    asked.lock().unwrap().push(serde_json::from_slice(&body).unwrap());
     if let Some(Act::Status(status, text)) = script.first() {
         return whole(*status, text);
     }
@@ -84,22 +89,29 @@ async fn answer(request: Request<Incoming>, script: Vec<Act>) -> Response<Body> 
 
 /// Starts the server and returns its port. It ends with the test's runtime.
 pub async fn serve(script: Vec<Act>) -> u16 {
+    serve_and_keep(script).await.0
+}
+
+/// The same, with what it was asked.
+pub async fn serve_and_keep(script: Vec<Act>) -> (u16, Asked) {
+    let asked = Asked::default();
+    let kept = Arc::clone(&asked);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             stream.set_nodelay(true).unwrap();
-            let script = script.clone();
+            let (script, asked) = (script.clone(), Arc::clone(&asked));
             let service = service_fn(move |request| {
-                let script = script.clone();
-                async move { Ok::<_, Infallible>(answer(request, script).await) }
+                let (script, asked) = (script.clone(), Arc::clone(&asked));
+                async move { Ok::<_, Infallible>(answer(request, script, asked).await) }
             });
             tokio::spawn(
                 hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service),
             );
         }
     });
-    port
+    (port, kept)
 }
 
 #[derive(Parser)]

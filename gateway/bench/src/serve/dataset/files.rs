@@ -1,6 +1,7 @@
 //! Data sets from files: ShareGPT and JSONL.
 
 use super::{DatasetError, Prompt, PromptSet, ServeBenchArgs};
+use gossamer_tokenizer::Tokenizer;
 use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -8,6 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// Output length where a file and the arguments give none.
 const DEFAULT_OUTPUT_LEN: usize = 128;
+
+/// What the field's clients leave out of ShareGPT: turns of fewer tokens, longer prompts, longer sums of both.
+const SHAREGPT_MIN_TURN: usize = 4;
+const SHAREGPT_MAX_PROMPT: usize = 1024;
+const SHAREGPT_MAX_TOTAL: usize = 2048;
 
 /// Rows that can be used, and the count of those that cannot, by reason.
 #[derive(Default)]
@@ -62,14 +68,27 @@ pub fn sharegpt(args: &ServeBenchArgs) -> Result<PromptSet, DatasetError> {
     let wrong = |got: String| DatasetError::Format { path: path.clone(), expected, got };
     let parsed = serde_json::from_str::<Value>(&text).map_err(|error| wrong(format!("no JSON: {error}")))?;
     let list = parsed.as_array().ok_or_else(|| wrong(kind(&parsed).to_owned()))?;
+    let tokenizer = tokenizer(args)?;
     let mut rows = Rows::default();
     for row in list {
-        rows.add(sharegpt_row(row, args.sharegpt_output_len));
+        rows.add(sharegpt_row(row, &tokenizer, args.sharegpt_output_len));
     }
     rows.into_set(&path, args)
 }
 
-fn sharegpt_row(row: &Value, output_len: Option<usize>) -> Result<Prompt, &'static str> {
+fn tokenizer(args: &ServeBenchArgs) -> Result<Tokenizer, DatasetError> {
+    Ok(match &args.tokenizer {
+        Some(path) if path.is_dir() => Tokenizer::from_file(&path.join("tokenizer.json"))?,
+        Some(path) => Tokenizer::from_file(path)?,
+        None => Tokenizer::o200k_harmony()?,
+    })
+}
+
+fn sharegpt_row(
+    row: &Value,
+    tokenizer: &Tokenizer,
+    output_len: Option<usize>,
+) -> Result<Prompt, &'static str> {
     let turns = row["conversations"].as_array().ok_or("no 'conversations'")?;
     let [first, second, ..] = turns.as_slice() else { return Err("fewer than two turns") };
     if !matches!(first["from"].as_str(), Some("human" | "user")) {
@@ -77,9 +96,18 @@ fn sharegpt_row(row: &Value, output_len: Option<usize>) -> Result<Prompt, &'stat
     }
     let text = first["value"].as_str().filter(|text| !text.is_empty()).ok_or("no text")?;
     let answer = second["value"].as_str().ok_or("no text")?;
-    // The answer's length in tokens is not known without a tokenizer: words and a third, as English has it.
-    let estimate = || (answer.split_whitespace().count() * 4 / 3).max(1);
-    Ok(Prompt::Text { text: text.to_owned(), output_len: output_len.unwrap_or_else(estimate) })
+    let tokens = |text: &str| tokenizer.encode_ordinary(text).len();
+    let prompt_len = tokens(text);
+    // A length that was asked for may be short.
+    let too_short = |answer_len| output_len.is_none() && answer_len < SHAREGPT_MIN_TURN;
+    let answer_len = output_len.unwrap_or_else(|| tokens(answer));
+    if prompt_len < SHAREGPT_MIN_TURN || too_short(answer_len) {
+        return Err("a turn below 4 tokens");
+    }
+    if prompt_len > SHAREGPT_MAX_PROMPT || prompt_len + answer_len > SHAREGPT_MAX_TOTAL {
+        return Err("a prompt above 1024 tokens, or above 2048 with its answer");
+    }
+    Ok(Prompt::Text { text: text.to_owned(), output_len: answer_len })
 }
 
 /// A file of JSON lines with `prompt` and optionally `output_len`.

@@ -58,6 +58,9 @@ pub enum DatasetError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The tokenizer by which turns are measured could not be loaded.
+    #[error(transparent)]
+    Tokenizer(#[from] gossamer_tokenizer::TokenizerError),
     /// The file is not in the expected format.
     #[error("{path}: expected {expected}, got {got}")]
     Format {
