@@ -56,7 +56,7 @@ def main():
     ends = [max(row[-1] for row in layer) for layer in experts]
     kernels = {name: by_layer(rows, ends) for name, rows in blocks.items()} | {"experts": experts}
     print(f"{'':28}{'first':>8}{'median':>8}{'last':>8}")
-    for name in ORDER:
+    for name in [name for name in ORDER if name in kernels]:
         count = len(kernels[name][-1][0])
         labels = ["started", "", "waited"] + NAMES.get(name, [])
         labels += [""] * (count - 1 - len(labels)) + ["ended"]

@@ -9,6 +9,7 @@ mod finalize_slice;
 mod fused_moe;
 mod norm_gemm;
 mod pad_quantise;
+mod qkv_rope;
 mod rope_kv_write;
 mod swiglu_quantise;
 
@@ -71,6 +72,11 @@ pub const PASSES: &[Pass] = &[
         name: "norm-gemm",
         about: "a norm read by one product alone becomes the product's prologue",
         apply: norm_gemm::apply,
+    },
+    Pass {
+        name: "qkv-rope",
+        about: "the qkv product + rotation + KV-cache write become one operation",
+        apply: qkv_rope::apply,
     },
 ];
 

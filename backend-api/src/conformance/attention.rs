@@ -1,11 +1,12 @@
 //! Rotary embedding with cache writes, and attention.
 
-use super::{Bench, Memory, Outcome, Output, Random, bound, encode, round};
+use super::dense::{Matrices, Product};
+use super::{Bench, GemmShape, Memory, Outcome, Output, Random, bound, encode, round};
 use crate::ops::{
-    AttentionArgs, AttentionDesc, KvWriteArgs, KvWriteDesc, RopeArgs, RopeDesc, RopeKvWriteArgs,
-    RopeKvWriteDesc,
+    AttentionArgs, AttentionDesc, GemmArgs, GemmDesc, KvWriteArgs, KvWriteDesc, QkvRopeArgs, QkvRopeDesc,
+    RopeArgs, RopeDesc, RopeKvWriteArgs, RopeKvWriteDesc,
 };
-use crate::{DType, OpArgs, OpDesc};
+use crate::{DType, OpArgs, OpDesc, Support};
 
 /// Half of the largest step between neighbouring E4M3 codes, relative, and a little for the rotation's own rounding.
 const E4M3_BOUND: f64 = 0.0645;
@@ -145,35 +146,98 @@ pub fn check_rope<M: Memory>(
     };
     bench.run(&case, OpDesc::RopeKvWrite(desc), tokens, bound, |bench| {
         let mut random = Random::new(seed);
+        let (heads, kv_heads, dim, _) = ROTARY;
+        let columns = (heads + 2 * kv_heads) * dim;
+        let (qkv, values) = bench.put_values(&random.normals(tokens as usize * columns, spread), activation);
+        let (args, outputs) = bench.put_rope(&mut random, &desc, (qkv, values), seed);
+        (OpArgs::RopeKvWrite(args), outputs)
+    })
+}
+
+impl<M: Memory> Bench<'_, M> {
+    /// Operands of a rotation with cache write at scattered slots, and what it leaves of `values`, which stand or will stand at `qkv`.
+    fn put_rope(
+        &mut self,
+        random: &mut Random,
+        desc: &RopeKvWriteDesc,
+        (qkv, mut values): (u64, Vec<f64>),
+        seed: u64,
+    ) -> (RopeKvWriteArgs, Vec<Output>) {
         let (heads, kv_heads, dim, size) = ROTARY;
         let columns = (heads + 2 * kv_heads) * dim;
-        let (qkv, mut values) =
-            bench.put_values(&random.normals(tokens as usize * columns, spread), activation);
+        let tokens = (values.len() / columns) as u32;
         let positions: Vec<u32> = (0..tokens).map(|_| random.below(5000)).collect();
         let blocks = tokens as usize / 16 + 2;
-        let slots = scattered_slots(&mut random, tokens, blocks);
+        let slots = scattered_slots(random, tokens, blocks);
         let frequencies = rotary_frequencies();
-        let plane = blocks * 2 * kv_heads * size * dim;
-        let (kv, mut cache) = bench.put_values(&vec![0.5; plane], desc.kv);
+        let (kv, mut cache) = self.put_values(&vec![0.5; blocks * 2 * kv_heads * size * dim], desc.kv);
         let scales = scales_for(desc.kv, kv_heads, seed, 0.006);
         rotate(&mut values, &positions, &frequencies, f64::from(desc.magnitude));
         keep(&mut cache, &values, &slots, scales.as_deref(), desc.kv);
         let slot_bytes: Vec<u8> = slots.iter().flat_map(|slot| slot.to_ne_bytes()).collect();
         let args = RopeKvWriteArgs {
             qkv,
-            positions: bench.put_u32(&positions),
-            slots: bench.memory.put(&slot_bytes),
-            inverse_frequencies: bench.put_values(&frequencies, DType::F32).0,
+            positions: self.put_u32(&positions),
+            slots: self.memory.put(&slot_bytes),
+            inverse_frequencies: self.put_values(&frequencies, DType::F32).0,
             kv,
-            kv_scales: scales.map_or(0, |scales| bench.put_values(&scales, DType::F32).0),
+            kv_scales: scales.map_or(0, |scales| self.put_values(&scales, DType::F32).0),
             tokens,
         };
         let mut outputs = vec![Output::new(kv, desc.kv, cache)];
-        let row_bytes = activation.bytes(columns as u64);
+        let row_bytes = desc.activation.bytes(columns as u64);
         outputs.extend(values.chunks(columns).enumerate().map(|(t, row)| {
-            Output::new(qkv + t as u64 * row_bytes, activation, row[..heads * dim].to_vec())
+            Output::new(qkv + t as u64 * row_bytes, desc.activation, row[..heads * dim].to_vec())
         }));
-        (OpArgs::RopeKvWrite(args), outputs)
+        (args, outputs)
+    }
+}
+
+/// The qkv product with rotary embedding and cache writes; its matrices side by side for even seeds.
+pub fn check_qkv_rope<M: Memory>(
+    bench: &mut Bench<M>,
+    tokens: u32,
+    activation: DType,
+    kv: DType,
+    seed: u64,
+) -> Vec<Outcome> {
+    let [heads, kv_heads, dim, size] = [ROTARY.0, ROTARY.1, ROTARY.2, ROTARY.3].map(|size| size as u32);
+    let product = GemmDesc {
+        in_features: 160,
+        out_features: [heads * dim, kv_heads * dim, kv_heads * dim],
+        activation,
+        out: activation,
+        weight: DType::BF16,
+        norm: (seed % 3 != 0).into(),
+        eps: 1e-5,
+        residual: 0,
+        gather: 0,
+    };
+    let rope = RopeKvWriteDesc {
+        heads,
+        kv_heads,
+        head_dim: dim,
+        block_size: size,
+        activation,
+        kv,
+        magnitude: 1.3465735,
+    };
+    let desc = QkvRopeDesc { product, rope };
+    let case = format!("qkv-rope {desc:?} tokens={tokens} seed={seed}");
+    // A backend need not have the fused form: the graph does without.
+    if bench.backend.supports(&OpDesc::QkvRope(desc)) != Support::Yes {
+        return Vec::new();
+    }
+    // The product is rounded, and so is what it gives when it is rotated.
+    let bound = 2.0 * bound(activation) + if kv == DType::F8E4M3 { E4M3_BOUND } else { 0.0 };
+    bench.run(&case, OpDesc::QkvRope(desc), tokens, bound, |bench| {
+        let mut random = Random::new(seed);
+        let shape = GemmShape { desc: product, tokens, bias: true };
+        let matrices = if seed % 2 == 0 { Matrices::SideBySide } else { Matrices::Apart };
+        let Product { args, expected } = bench.put_product(&mut random, &shape, matrices);
+        let qkv = bench.put_poison(expected.len(), activation);
+        let (rope, outputs) = bench.put_rope(&mut random, &rope, (qkv, expected), seed);
+        (OpArgs::QkvRope(QkvRopeArgs { product: GemmArgs { out: qkv, ..args }, rope }), outputs)
     })
 }
 

@@ -99,32 +99,61 @@ impl GemmShape {
     }
 }
 
-/// A dense product.
-pub fn check_gemm<M: Memory>(bench: &mut Bench<M>, shape: &GemmShape, seed: u64) -> Vec<Outcome> {
-    let GemmShape { desc, tokens, bias } = shape.clone();
-    let case = format!("gemm {desc:?} tokens={tokens} bias={bias} seed={seed}");
-    let (k, columns) = (desc.in_features as usize, desc.columns() as usize);
-    let bound = bound(desc.out).max(if desc.norm == 1 { bound(desc.activation) } else { 0.0 });
-    bench.run(&case, OpDesc::Gemm(desc), tokens, bound, |bench| {
-        let mut random = Random::new(seed);
+/// Operands of a product, `out` not among them, and what it gives, in float64.
+pub(super) struct Product {
+    pub args: GemmArgs,
+    pub expected: Vec<f64>,
+}
+
+/// Where a product's matrices lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Matrices {
+    Apart,
+    /// As one matrix with one bias.
+    SideBySide,
+}
+
+impl<M: Memory> Bench<'_, M> {
+    pub(super) fn put_product(
+        &mut self,
+        random: &mut Random,
+        shape: &GemmShape,
+        matrices: Matrices,
+    ) -> Product {
+        let GemmShape { desc, tokens, bias } = shape.clone();
+        let (k, columns) = (desc.in_features as usize, desc.columns() as usize);
         let rows_of_x = if desc.gather == 1 { tokens + 3 } else { tokens };
-        let (x, values) = bench.put_values(&random.normals(rows_of_x as usize * k, 2.0), desc.activation);
+        let (x, values) = self.put_values(&random.normals(rows_of_x as usize * k, 2.0), desc.activation);
         let rows: Vec<u32> =
             (0..tokens).map(|t| if desc.gather == 1 { random.below(rows_of_x) } else { t }).collect();
-        let (norm_weight, norm_weights) = bench.put_values(&random.normals(k, 1.0), DType::BF16);
+        let (norm_weight, norm_weights) = self.put_values(&random.normals(k, 1.0), DType::BF16);
+        let (whole_weight, weights) = self.put_values(&random.normals(columns * k, 0.1), DType::BF16);
+        let (whole_bias, biases) = self.put_values(&random.normals(columns, 1.0), DType::BF16);
         let mut segments = [Segment::default(); 3];
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        let mut first = 0;
         for (segment, features) in segments.iter_mut().zip(desc.out_features) {
             let features = features as usize;
-            let (address, values) = bench.put_values(&random.normals(features * k, 0.1), DType::BF16);
-            segment.weight = if features == 0 { 0 } else { address };
-            weights.extend(values);
-            let (address, values) = bench.put_values(&random.normals(features, 1.0), DType::BF16);
-            segment.bias = if bias && features > 0 { address } else { 0 };
-            biases.extend(values.iter().map(|value| if bias { *value } else { 0.0 }));
+            if features == 0 {
+                continue;
+            }
+            let of = first..first + features;
+            *segment = match matrices {
+                Matrices::SideBySide => Segment {
+                    weight: whole_weight + (first * k * 2) as u64,
+                    bias: whole_bias + (first * 2) as u64,
+                },
+                Matrices::Apart => Segment {
+                    weight: self.put_values(&weights[of.start * k..of.end * k], DType::BF16).0,
+                    bias: self.put_values(&biases[of], DType::BF16).0,
+                },
+            };
+            if !bias {
+                segment.bias = 0;
+            }
+            first += features;
         }
         let (residual, residuals) =
-            bench.put_values(&random.normals(tokens as usize * columns, 1.0), desc.out);
+            self.put_values(&random.normals(tokens as usize * columns, 1.0), desc.out);
         let mut expected = Vec::with_capacity(tokens as usize * columns);
         for (t, row) in rows.iter().enumerate() {
             let row = &values[*row as usize * k..][..k];
@@ -135,21 +164,35 @@ pub fn check_gemm<M: Memory>(bench: &mut Bench<M>, shape: &GemmShape, seed: u64)
             let row: Vec<f64> = row.iter().map(|value| round(*value, desc.activation)).collect();
             for j in 0..columns {
                 let dot: f64 = row.iter().zip(&weights[j * k..][..k]).map(|(a, b)| a * b).sum();
+                let bias = if bias { biases[j] } else { 0.0 };
                 let residual = if desc.residual == 1 { residuals[t * columns + j] } else { 0.0 };
-                expected.push(dot + biases[j] + residual);
+                expected.push(dot + bias + residual);
             }
         }
-        let in_place = desc.residual == 1 && seed % 2 == 1;
-        let out = if in_place { residual } else { bench.put_poison(expected.len(), desc.out) };
         let args = GemmArgs {
             x,
-            rows: if desc.gather == 1 { bench.put_u32(&rows) } else { 0 },
+            rows: if desc.gather == 1 { self.put_u32(&rows) } else { 0 },
             norm_weight: if desc.norm == 1 { norm_weight } else { 0 },
             segments,
             residual: if desc.residual == 1 { residual } else { 0 },
-            out,
+            out: 0,
             tokens,
         };
-        (OpArgs::Gemm(args), vec![Output::new(out, desc.out, expected)])
+        Product { args, expected }
+    }
+}
+
+/// A dense product.
+pub fn check_gemm<M: Memory>(bench: &mut Bench<M>, shape: &GemmShape, seed: u64) -> Vec<Outcome> {
+    let GemmShape { desc, tokens, bias } = shape.clone();
+    let case = format!("gemm {desc:?} tokens={tokens} bias={bias} seed={seed}");
+    let bound = bound(desc.out).max(if desc.norm == 1 { bound(desc.activation) } else { 0.0 });
+    bench.run(&case, OpDesc::Gemm(desc), tokens, bound, |bench| {
+        let mut random = Random::new(seed);
+        let matrices = if seed % 3 == 0 { Matrices::SideBySide } else { Matrices::Apart };
+        let Product { args, expected } = bench.put_product(&mut random, shape, matrices);
+        let in_place = desc.residual == 1 && seed % 2 == 1;
+        let out = if in_place { args.residual } else { bench.put_poison(expected.len(), desc.out) };
+        (OpArgs::Gemm(GemmArgs { out, ..args }), vec![Output::new(out, desc.out, expected)])
     })
 }

@@ -15,7 +15,7 @@ mod parts;
 mod random;
 mod sample;
 
-pub use attention::{AttentionShape, check_attention, check_rope, check_rope_parts};
+pub use attention::{AttentionShape, check_attention, check_qkv_rope, check_rope, check_rope_parts};
 pub use dense::{GemmShape, check_embed, check_gemm, check_rms_norm};
 pub use exchange::check_all_reduce;
 pub use moe::{ExpertsShape, check_experts, check_finalize, check_fused_moe, check_route};
@@ -292,6 +292,7 @@ pub fn check_at<M: Memory>(
             for kv in [activation, DType::F8E4M3] {
                 outcomes.extend(check_rope(bench, tokens, activation, kv, seed));
                 outcomes.extend(check_rope_parts(bench, tokens, activation, kv, seed));
+                outcomes.extend(check_qkv_rope(bench, tokens, activation, kv, seed));
             }
             for shape in GemmShape::awkward(tokens, activation) {
                 outcomes.extend(check_gemm(bench, &shape, seed));

@@ -6,6 +6,7 @@
 //! An FP8 plane holds E4M3 codes (no infinities, largest 448): value = code * scale of its head, 1 where no scales are given.
 //! What does not fit becomes the largest code of its sign.
 
+use super::{GemmArgs, GemmDesc};
 use crate::DType;
 
 /// Rotates the query heads of `qkv` in place and writes rotated keys, and values, to the cache (rotate-half form: pairs
@@ -47,6 +48,26 @@ pub struct RopeKvWriteArgs {
     pub kv_scales: u64,
     /// `T`.
     pub tokens: u32,
+}
+
+/// The product that makes `qkv`, and [`RopeKvWriteDesc`] on what it gives. The product adds no residual.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkvRopeDesc {
+    /// The product; its columns are those of `qkv`, its outputs of the activation's type.
+    pub product: GemmDesc,
+    /// What is done with them.
+    pub rope: RopeKvWriteDesc,
+}
+
+/// Arguments of [`QkvRopeDesc`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct QkvRopeArgs {
+    /// The product's; `out` is `qkv`. What its keys and values hold afterwards is not said.
+    pub product: GemmArgs,
+    /// The others, with the same `qkv` and tokens.
+    pub rope: RopeKvWriteArgs,
 }
 
 /// `softmax([q·k / sqrt(D), sink]) · [v, 0]` per head, causal, grouped-query.

@@ -14,7 +14,9 @@ mod moe;
 mod parts;
 mod sample;
 
-pub use attention::{AttentionArgs, AttentionDesc, RopeKvWriteArgs, RopeKvWriteDesc};
+pub use attention::{
+    AttentionArgs, AttentionDesc, QkvRopeArgs, QkvRopeDesc, RopeKvWriteArgs, RopeKvWriteDesc,
+};
 pub use dense::{EmbedArgs, EmbedDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc, Segment};
 pub use exchange::{
     AllReduceArgs, AllReduceDesc, AllReduceNormArgs, AllReduceNormDesc, MOST_RANKS, ONE_SHOT_TOKENS,
@@ -166,4 +168,6 @@ operations! {
     AllReduce = 20 (AllReduceDesc, AllReduceArgs), "all-reduce";
     /// Sum over ranks, residual and RMSNorm as one.
     AllReduceNorm = 21 (AllReduceNormDesc, AllReduceNormArgs), "all-reduce-norm";
+    /// The qkv product, rotation and cache write as one.
+    QkvRope = 22 (QkvRopeDesc, QkvRopeArgs), "qkv-rope";
 }

@@ -2,13 +2,13 @@
 //!
 //! Experts alone; the router as a product and a selection; and the whole mixture of experts, put together from norm, router,
 //! experts and sum. Dense products (see `dense`) take gathered rows and a norm before them, so that the fused forms of the graph run at any
-//! token count. It refuses float32 activations. Repacking is the `fallback`'s.
+//! token count; the qkv product also with rotary embedding and cache write behind it. It refuses float32 activations. Repacking is the `fallback`'s.
 
 mod dense;
 
 use gossamer_backend_api::ops::{
     AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, FusedMoeArgs, FusedMoeDesc,
-    GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc, RouteArgs, RouteDesc, Segment,
+    GemmArgs, GemmDesc, QkvRopeDesc, RmsNormArgs, RmsNormDesc, RouteArgs, RouteDesc, Segment,
 };
 use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
@@ -101,6 +101,10 @@ impl ManyTokens {
                 check_experts(&desc.experts)
             }
             OpDesc::Gemm(desc) => check_gemm(desc),
+            OpDesc::QkvRope(desc) => {
+                check_gemm(&desc.product)?;
+                kernels::check_qkv_rope(desc)
+            }
             OpDesc::Attention(desc) => check_attention(desc),
             _ => Err("only experts, router, attention and dense products are supported".to_owned()),
         }
@@ -233,7 +237,7 @@ impl KernelBackend for ManyTokens {
         if self.check(desc).is_err() {
             return Vec::new();
         }
-        if let OpDesc::Gemm(desc) = desc {
+        if let OpDesc::Gemm(desc) | OpDesc::QkvRope(QkvRopeDesc { product: desc, .. }) = desc {
             return dense::tactics(desc, tokens);
         }
         let experts = |allow_fp8: u32| {
@@ -262,7 +266,9 @@ impl KernelBackend for ManyTokens {
             OpDesc::Route(desc) => aligned(u64::from(tokens) * u64::from(desc.experts) * 4),
             OpDesc::FusedMoe(desc) => moe_space(desc, tactic, tokens).bytes,
             OpDesc::Attention(_) => kernels::PREFILL_WORKSPACE,
-            OpDesc::Gemm(desc) => kernels::tiled_gemm_workspace(desc, tokens, tactic),
+            OpDesc::Gemm(desc) | OpDesc::QkvRope(QkvRopeDesc { product: desc, .. }) => {
+                kernels::tiled_gemm_workspace(desc, tokens, tactic)
+            }
             _ => 0,
         }
     }
@@ -292,6 +298,7 @@ impl KernelBackend for ManyTokens {
             OpArgs::Route(args) => args.tokens,
             OpArgs::FusedMoe(args) => args.tokens,
             OpArgs::Gemm(args) => args.tokens,
+            OpArgs::QkvRope(args) => args.product.tokens,
             OpArgs::Attention(args) => args.tokens,
             _ => return Err(BackendError::failed("launch", "this operation is not supported here")),
         };
@@ -312,6 +319,10 @@ impl KernelBackend for ManyTokens {
                 (OpDesc::Route(desc), OpArgs::Route(args)) => route(desc, args, space.0, stream),
                 (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
                 (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => dense::launch(desc, args, launch),
+                (OpDesc::QkvRope(desc), OpArgs::QkvRope(args)) => {
+                    dense::launch(&desc.product, &args.product, launch)?;
+                    kernels::rope_kv(&desc.rope, &args.rope, stream).into_result("launch")
+                }
                 (OpDesc::Attention(desc), OpArgs::Attention(args)) => {
                     kernels::prefill_attention(desc, args, space, stream).into_result("launch")
                 }

@@ -273,6 +273,9 @@ fn check(desc: &OpDesc) -> Result<(), String> {
         OpDesc::Add(desc) => activation(desc.activation, "activations"),
         OpDesc::AllReduce(desc) => check_all_reduce(desc),
         OpDesc::AllReduceNorm(desc) => check_all_reduce(&desc.reduce),
+        OpDesc::QkvRope(_) => {
+            no("a CPU gains nothing from the fused form; the product and rope-kv-write are supported")
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //! `--moe-backend trtllm-gen` runs any step; the tuner will rather take another backend there.
 //!
 //! Attention of single queries, split over blocks along the keys, for any number of sequences; other attention by the portable
-//! kernel, so that `--attention-backend trtllm-gen` runs any step. Rotary embedding with the KV write, for any number of tokens.
+//! kernel, so that `--attention-backend trtllm-gen` runs any step. Rotary embedding with the KV write, for any number of tokens; for a
+//! handful inside the product before it.
 //! Both take caches in bfloat16 and E4M3; with E4M3, and where the description allows it, one more tactic of single queries
 //! multiplies in E4M3 as well.
 //!
@@ -15,8 +16,8 @@
 //! `Launch::workspace`).
 
 use gossamer_backend_api::ops::{
-    AttentionArgs, AttentionDesc, ExpertsDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc,
-    RopeKvWriteDesc,
+    AttentionArgs, AttentionDesc, ExpertsDesc, FusedMoeArgs, FusedMoeDesc, GemmArgs, GemmDesc, QkvRopeArgs,
+    QkvRopeDesc,
 };
 use gossamer_backend_api::{
     BackendError, DType, Exported, HostServices, KernelBackend, Launch, Layout, OpArgs, OpDesc, RepackSource,
@@ -34,9 +35,12 @@ const MOE_TACTICS: u32 = 5;
 /// The one for a handful of tokens, and their most.
 const FEW: u32 = 5;
 const MOST_FEW: u32 = 8;
-/// Tactics of a product: streamed weights, or the portable kernel.
+/// Tactics of a product: streamed weights, or the portable kernel; streamed weights with rotary embedding inside.
 const STREAM: u32 = 0;
 const PORTABLE: u32 = 1;
+const STREAM_ROPE: u32 = 2;
+/// Most tokens of the latter.
+const MOST_ROPE_INSIDE: u32 = 16;
 
 /// The backend.
 pub struct FewTokens {
@@ -73,30 +77,19 @@ fn check_gemm(desc: &GemmDesc) -> Result<(), String> {
     })
 }
 
-fn check_heads(
-    activation: DType,
-    kv: DType,
-    (heads, kv_heads): (u32, u32),
-    (head_dim, block_size): (u32, u32),
-) -> Result<(), String> {
-    need(activation == DType::BF16, || format!("activations are bfloat16, not {activation}"))?;
-    need(matches!(kv, DType::BF16 | DType::F8E4M3), || format!("no cache of type {kv}"))?;
-    need(head_dim == 64 && block_size == 64, || {
-        format!("heads of 64 and blocks of 64 tokens, not {head_dim} and {block_size}")
-    })?;
-    let whole = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
-    need(whole && heads / kv_heads <= 8, || {
-        format!("at most 8 whole query heads per KV head, not {heads} for {kv_heads}")
-    })
-}
-
 fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
-    check_heads(desc.activation, desc.kv, (desc.heads, desc.kv_heads), (desc.head_dim, desc.block_size))?;
+    kernels::check_heads(
+        desc.activation,
+        desc.kv,
+        (desc.heads, desc.kv_heads),
+        (desc.head_dim, desc.block_size),
+    )?;
     need(desc.scale > 0.0, || format!("a positive scale, not {}", desc.scale))
 }
 
-fn check_rope(desc: &RopeKvWriteDesc) -> Result<(), String> {
-    check_heads(desc.activation, desc.kv, (desc.heads, desc.kv_heads), (desc.head_dim, desc.block_size))
+fn check_qkv_rope(desc: &QkvRopeDesc) -> Result<(), String> {
+    check_gemm(&desc.product)?;
+    kernels::check_qkv_rope(desc)
 }
 
 /// Whether queries and probabilities may be rounded to E4M3, as keys and values are: a tactic of its own.
@@ -120,7 +113,8 @@ impl FewTokens {
             OpDesc::FusedMoe(desc) => check_experts(&desc.experts),
             OpDesc::Gemm(desc) => check_gemm(desc),
             OpDesc::Attention(desc) => check_attention(desc),
-            OpDesc::RopeKvWrite(desc) => check_rope(desc),
+            OpDesc::RopeKvWrite(desc) => kernels::check_rope(desc),
+            OpDesc::QkvRope(desc) => check_qkv_rope(desc),
             OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::Finalize(_) => {
                 Err("the experts' kernel has router and sum inside; only the fused form is supported"
                     .to_owned())
@@ -128,6 +122,22 @@ impl FewTokens {
             _ => Err("no kernel for few tokens yet".to_owned()),
         }
     }
+}
+
+fn tactic(id: u32, name: String, layout: &str) -> Tactic {
+    Tactic { id, name, layout: Layout(layout.to_owned()), capturable: true }
+}
+
+/// The tactics of a product; of one that rotary embedding follows.
+fn products(desc: &GemmDesc, tokens: u32, rope: bool) -> Vec<Tactic> {
+    let streamed = streams(desc) && tokens <= MOST_TOKENS;
+    // The kernel takes narrower rows of weights than the product alone.
+    let inside = rope && streamed && tokens <= MOST_ROPE_INSIDE && desc.in_features <= 3072;
+    [(STREAM_ROPE, "stream-rope", inside), (STREAM, "stream", streamed), (PORTABLE, "portable", true)]
+        .into_iter()
+        .filter(|(.., offered)| *offered)
+        .map(|(id, name, _)| tactic(id, name.to_owned(), Layout::CHECKPOINT))
+        .collect()
 }
 
 /// Parts of the fused experts' workspace.
@@ -248,27 +258,58 @@ unsafe fn launch_gemm(desc: &GemmDesc, args: &GemmArgs, launch: &Launch) -> Resu
         unsafe { kernels::gather_rows(args.x, args.rows, x, args.tokens, row_bytes, launch.stream) }
             .into_result("launch")?;
     }
-    let size = desc.out.bytes(1);
-    for (weight, bias, rows, column) in matrices {
-        let offset = u64::from(column) * size;
-        let tiny = TinyGemmArgs {
-            x,
-            norm_weight: if desc.norm == 1 { args.norm_weight } else { 0 },
-            weight,
-            bias,
-            residual: if desc.residual == 1 { args.residual + offset } else { 0 },
-            out: args.out + offset,
-            epsilon: desc.eps,
-            tokens: args.tokens as c_int,
-            rows: rows as c_int,
-            k: desc.in_features as c_int,
-            float_out: c_int::from(desc.out == DType::F32),
-            tactic: -1,
-        };
+    for matrix in matrices {
+        let tiny = tiny_args(desc, &GemmArgs { x, ..*args }, matrix);
         // SAFETY: addresses are the caller's.
         unsafe { kernels::tiny_gemm(&tiny, launch.stream) }.into_result("launch")?;
     }
     Ok(())
+}
+
+fn tiny_args(
+    desc: &GemmDesc,
+    args: &GemmArgs,
+    (weight, bias, rows, column): (u64, u64, u32, u32),
+) -> TinyGemmArgs {
+    let offset = u64::from(column) * desc.out.bytes(1);
+    TinyGemmArgs {
+        x: args.x,
+        norm_weight: if desc.norm == 1 { args.norm_weight } else { 0 },
+        weight,
+        bias,
+        residual: if desc.residual == 1 { args.residual + offset } else { 0 },
+        out: args.out + offset,
+        epsilon: desc.eps,
+        tokens: args.tokens as c_int,
+        rows: rows as c_int,
+        k: desc.in_features as c_int,
+        float_out: c_int::from(desc.out == DType::F32),
+        tactic: -1,
+    }
+}
+
+/// # Safety
+/// As `KernelBackend::launch`.
+unsafe fn launch_qkv_rope(
+    desc: &QkvRopeDesc,
+    args: &QkvRopeArgs,
+    launch: &Launch,
+) -> Result<(), BackendError> {
+    let (product, inside) = (&args.product, launch.tactic == STREAM_ROPE);
+    let whole = matrices(&desc.product, product).filter(|matrices| inside && matrices.len() == 1);
+    if let Some(whole) = whole {
+        let tiny = tiny_args(&desc.product, product, whole[0]);
+        // SAFETY: addresses are the caller's.
+        return unsafe { kernels::tiny_qkv(&tiny, &desc.rope, &args.rope, launch.stream) }
+            .into_result("launch");
+    }
+    // Matrices that lie apart keep the tactic's weights streamed, and rotary embedding to itself.
+    let apart = Launch { tactic: if inside { STREAM } else { launch.tactic }, ..*launch };
+    // SAFETY: handed on.
+    unsafe {
+        launch_gemm(&desc.product, product, &apart)?;
+        kernels::rope_kv(&desc.rope, &args.rope, launch.stream).into_result("launch")
+    }
 }
 
 /// # Safety
@@ -306,12 +347,6 @@ impl KernelBackend for FewTokens {
         if self.check(desc).is_err() {
             return Vec::new();
         }
-        let tactic = |id, name: String, layout: &str| Tactic {
-            id,
-            name,
-            layout: Layout(layout.to_owned()),
-            capturable: true,
-        };
         match desc {
             OpDesc::FusedMoe(_) => {
                 let variants = if tokens <= MOST_TOKENS { MOE_TACTICS } else { 1 };
@@ -320,13 +355,8 @@ impl KernelBackend for FewTokens {
                 let few = (tokens <= MOST_FEW).then(|| (FEW, "few".to_owned()));
                 few.into_iter().chain(persistent).map(|(id, name)| tactic(id, name, PACKED)).collect()
             }
-            OpDesc::Gemm(desc) => {
-                let portable = tactic(PORTABLE, "portable".to_owned(), Layout::CHECKPOINT);
-                match tokens <= MOST_TOKENS && streams(desc) {
-                    true => vec![tactic(STREAM, "stream".to_owned(), Layout::CHECKPOINT), portable],
-                    false => vec![portable],
-                }
-            }
+            OpDesc::Gemm(desc) => products(desc, tokens, false),
+            OpDesc::QkvRope(desc) => products(&desc.product, tokens, true),
             OpDesc::Attention(desc) => {
                 let names = match (desc.single, rounds(desc)) {
                     (1, true) => &["split-kv", "split-kv-fp8"][..],
@@ -346,7 +376,9 @@ impl KernelBackend for FewTokens {
     fn workspace(&self, desc: &OpDesc, _tactic: u32, tokens: u32) -> u64 {
         match desc {
             OpDesc::FusedMoe(desc) => moe_space(desc, tokens).bytes,
-            OpDesc::Gemm(desc) => kernels::gemm_workspace(desc, tokens),
+            OpDesc::Gemm(desc) | OpDesc::QkvRope(QkvRopeDesc { product: desc, .. }) => {
+                kernels::gemm_workspace(desc, tokens)
+            }
             OpDesc::Attention(desc) if desc.single == 1 => kernels::decode_workspace(desc, tokens),
             _ => 0,
         }
@@ -377,6 +409,7 @@ impl KernelBackend for FewTokens {
                 (OpDesc::FusedMoe(desc), OpArgs::FusedMoe(args)) => launch_moe(desc, args, launch),
                 (OpDesc::Gemm(desc), OpArgs::Gemm(args)) => launch_gemm(desc, args, launch),
                 (OpDesc::Attention(desc), OpArgs::Attention(args)) => launch_attention(desc, args, launch),
+                (OpDesc::QkvRope(desc), OpArgs::QkvRope(args)) => launch_qkv_rope(desc, args, launch),
                 (OpDesc::RopeKvWrite(desc), OpArgs::RopeKvWrite(args)) => {
                     kernels::rope_kv(desc, args, launch.stream).into_result("launch")
                 }

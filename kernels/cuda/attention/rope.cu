@@ -6,7 +6,7 @@
 #include "gossamer/decode.h"
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
-#include "shape.cuh"
+#include "rope.cuh"
 
 namespace gossamer::attention {
 namespace {
@@ -29,13 +29,10 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
   ptx::launch_dependents();
   if (unit >= p.tokens * parts) return;
   const int token = unit / parts, pair = 4 * (lane & 7);
-  float sine, cosine, sines[4], cosines[4];
-  sincosf(p.positions[token] * p.inv_freq[lane], &sine, &cosine);
+  const Angle own = angle_of(p, token, lane);
+  Angle angles[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sines[i] = __shfl_sync(~0u, sine, pair + i) * p.attention_scaling;
-    cosines[i] = __shfl_sync(~0u, cosine, pair + i) * p.attention_scaling;
-  }
+  for (int i = 0; i < 4; ++i) angles[i] = {__shfl_sync(~0u, own.sine, pair + i), __shfl_sync(~0u, own.cosine, pair + i)};
   const uint64_t slot = p.slots[token];
   const int q_heads = p.kv_heads * p.group;
   const auto turn = [&](int head, uint2 low, uint2 high, __nv_bfloat16* x) {
@@ -45,11 +42,7 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
     const bool value = head >= q_heads + p.kv_heads;
     if (!value) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float rotated = a[i] * cosines[i] - b[i] * sines[i];
-        b[i] = b[i] * cosines[i] + a[i] * sines[i];
-        a[i] = rotated;
-      }
+      for (int i = 0; i < 4; ++i) rotate(a[i], b[i], angles[i]);
       low = pack4(a);
       high = pack4(b);
     }
@@ -59,9 +52,9 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ Go
       return;
     }
     const int kv_head = (head - q_heads) % p.kv_heads;
-    const size_t at = ((slot / kPage * 2 + value) * p.kv_heads + kv_head) * (kPage * kDim) + slot % kPage * kDim + pair;
+    const size_t at = kv_place(p, slot, value, kv_head) + pair;
     if (p.fp8) {
-      const float inverse = p.kv_scales ? 1.f / p.kv_scales[value * p.kv_heads + kv_head] : 1.f;
+      const float inverse = kv_inverse_scale(p, value, kv_head);
       const auto codes = [&](const float (&f)[4]) {
         return ptx::floats_to_e4m3(f[0] * inverse, f[1] * inverse) | static_cast<uint32_t>(ptx::floats_to_e4m3(f[2] * inverse, f[3] * inverse)) << 16;
       };
@@ -110,21 +103,8 @@ extern "C" int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t str
 }
 
 extern "C" int gossamer_rope_kv_op(const GossamerRopeKvWriteDesc* d, const GossamerRopeKvWriteArgs* a, cudaStream_t stream) {
-  if (d->head_dim != 64 || d->block_size != 64 || !d->kv_heads || d->heads % d->kv_heads || d->activation != GOSSAMER_BF16 ||
-      (d->kv != GOSSAMER_BF16 && d->kv != GOSSAMER_F8E4M3))
-    return GOSSAMER_BAD_SHAPE;
+  GossamerRopeKvArgs p;
+  if (!gossamer::attention::rope_args(*d, *a, &p)) return GOSSAMER_BAD_SHAPE;
   if (!a->tokens) return GOSSAMER_OK;
-  GossamerRopeKvArgs p = {};
-  p.qkv = reinterpret_cast<void*>(a->qkv);
-  p.positions = reinterpret_cast<const int*>(a->positions);
-  p.slots = reinterpret_cast<const uint64_t*>(a->slots);
-  p.inv_freq = reinterpret_cast<const float*>(a->inverse_frequencies);
-  p.kv = reinterpret_cast<void*>(a->kv);
-  p.kv_scales = reinterpret_cast<const float*>(a->kv_scales);
-  p.attention_scaling = d->magnitude;
-  p.tokens = static_cast<int>(a->tokens);
-  p.kv_heads = static_cast<int>(d->kv_heads);
-  p.group = static_cast<int>(d->heads / d->kv_heads);
-  p.fp8 = d->kv == GOSSAMER_F8E4M3;
   return gossamer_rope_kv(&p, stream);
 }

@@ -1,6 +1,7 @@
-// Dense products of few tokens, emulated, against float64.
+// Dense products of few tokens, emulated, against float64; and the one with rotary embedding inside against the two kernels it stands for.
 #include "emulation.h"
 
+#include "../attention/rope.cu"
 #include "../gemm/tiny.cu"
 #include "reference.h"
 
@@ -45,6 +46,42 @@ bool check(const Case& c, uint32_t seed) {
   return report(what, error, c.float_out ? 2e-6 : 4e-3, status == GOSSAMER_OK && untouched, status ? ", refused" : untouched ? "" : ", wrote past the end");
 }
 
+// Queries and pages to the bit, and nothing but them written.
+bool check_rope(int tokens, int kv_heads, int group, int k, bool fp8, bool scaled, uint32_t seed) {
+  constexpr int kDim = 64, kPage = 64, kPages = 3;
+  std::mt19937 rng(seed);
+  const auto random = [&](size_t n, float scale) { return random_bf16(n, scale, rng); };
+  const int rows = kv_heads * (group + 2) * kDim, queries = kv_heads * group * kDim;
+  const auto x = random(static_cast<size_t>(tokens) * k, 2.f), gain = random(k, 1.f), weight = random(static_cast<size_t>(rows) * k, .1f), bias = random(rows, 1.f);
+  std::vector<int> positions;
+  std::vector<uint64_t> slots;
+  std::vector<float> frequencies, scales;
+  for (int i = 0; i < tokens; ++i) positions.push_back(static_cast<int>(rng() % 131072)), slots.push_back((i * 37 + seed) % (kPage * kPages));
+  for (int i = 0; i < kDim / 2; ++i) frequencies.push_back(std::pow(150000.f, -i / 32.f));
+  for (int i = 0; i < 2 * kv_heads; ++i) scales.push_back(.01f + .001f * i);
+  GossamerTinyGemmArgs a = {};
+  a.x = x.data(), a.norm_weight = gain.data(), a.weight = weight.data(), a.bias = bias.data(), a.epsilon = 1e-5f, a.tokens = tokens, a.rows = rows, a.k = k;
+  GossamerRopeKvArgs r = {};
+  r.positions = positions.data(), r.slots = slots.data(), r.inv_freq = frequencies.data(), r.kv_scales = scaled ? scales.data() : nullptr, r.attention_scaling = 1.3f, r.tokens = tokens, r.kv_heads = kv_heads,
+  r.fp8 = fp8, r.group = group;
+  std::vector<uint16_t> out[2];
+  std::vector<uint8_t> pages[2];
+  int status = GOSSAMER_OK;
+  for (int inside = 0; inside < 2; ++inside) {
+    out[inside].assign(static_cast<size_t>(tokens) * rows, 0xFFFF);
+    pages[inside].assign(static_cast<size_t>(kPages) * 2 * kv_heads * kPage * kDim * (fp8 ? 1 : 2), 0xFF);
+    a.out = out[inside].data(), r.qkv = inside ? nullptr : a.out, r.kv = pages[inside].data();
+    if (!status) status = inside ? gossamer_tiny_qkv(&a, &r, 0) : gossamer_tiny_gemm(&a, 0);
+    if (!status && !inside) status = gossamer_rope_kv(&r, 0);
+  }
+  bool ok = status == GOSSAMER_OK && pages[0] == pages[1];
+  for (int t = 0; t < tokens; ++t)
+    for (int i = 0; i < rows; ++i) ok &= out[1][t * rows + i] == (i < queries ? out[0][t * rows + i] : 0xFFFF);
+  ok &= std::any_of(pages[0].begin(), pages[0].end(), [](uint8_t b) { return b != 0xFF; });
+  std::printf("%s rotary embedding inside: %d tokens, %d x (%d + 2) heads, %s%s\n", ok ? "ok  " : "FAIL", tokens, kv_heads, group, fp8 ? "E4M3" : "bf16", scaled ? ", scaled" : "");
+  return ok;
+}
+
 }  // namespace
 
 int main() {
@@ -56,5 +93,6 @@ int main() {
       {50, 80, 2880, true, true, false, false, 0},   {64, 48, 2880, false, false, true, true, 1},
   };
   for (const Case& c : cases) ok &= check(c, seed + c.tokens);
+  ok &= check_rope(1, 2, 8, 2880, false, false, seed) & check_rope(5, 1, 4, 640, true, true, seed + 1) & check_rope(8, 2, 1, 2880, true, false, seed + 2) & check_rope(13, 1, 8, 2880, false, false, seed + 3);
   return emulation::verdict(ok);
 }

@@ -7,10 +7,14 @@
 // in a fixed order. The order of columns inside a 32-wide step is permuted alike for A and B, so that every lane reads 16
 // contiguous bytes of both. RMSNorm: the gain goes into B, the factor 1 / rms multiplies the finished sums.
 // Weights are requested before the wait for the previous grid.
+// With rotary embedding inside (the qkv product of up to 16 tokens): the pairs of a head are neighbouring rows of A, so the thread that
+// finishes one has the other, rotates them, and writes queries to the output, keys and values into the cache.
 // Refuses: more than 64 tokens, rows off the multiples of 16, k off the multiples of 32 or above 4096.
 #include <cuda_bf16.h>
 
+#include "../attention/rope.cuh"
 #include "gossamer/clock.cuh"
+#include "gossamer/decode.h"
 #include "gossamer/launch.cuh"
 #include "gossamer/ptx/sm90.cuh"
 
@@ -24,7 +28,7 @@ constexpr int kThreads = 32 * kWarps;
 enum { kMultiplied = clocks::kWaited + 1, kExchanged };
 
 // kCluster blocks share K; a warp has at most kSteps steps of 32 columns; kTiles tiles of 8 tokens; kBatch strips are summed
-// at once; kAhead strips are in flight.
+// at once; kAhead strips are in flight, kBefore of them before the tokens are asked for, which come behind them.
 template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
 struct Plan {
   static constexpr int kTokens = 8 * kTiles;
@@ -36,10 +40,46 @@ struct Plan {
   static constexpr int kBytes = 4 * (kPartials + kExchange + kSquares);
 };
 
-template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
-__global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant__ GossamerTinyGemmArgs p) {
+// Rows of the matrix in a strip: where its first lies, those behind it from there, and how far row g + 8 is from g.
+template <bool kRope>
+struct Rows {
+  static constexpr int kEight = kRope ? 4 : 8;
+  __device__ __forceinline__ static int begin(int strip) { return kRope ? strip / 4 * attention::kDim + strip % 4 * 8 : strip * 16; }
+  __device__ __forceinline__ static int in_strip(int row) { return kRope ? row / 2 + row % 2 * (attention::kDim / 2) : row; }
+};
+
+// A pair of a head, rows `row` and half a head further: rounded as a product of its own would leave it, then rotated, then to its place.
+__device__ __forceinline__ void finish_heads(const GossamerTinyGemmArgs& p, const GossamerRopeKvArgs& rope, int token, int row, uint64_t slot, float2 y, attention::Angle angle) {
+  constexpr int kHalf = attention::kDim / 2;
+  const int head = row / attention::kDim, pair = row % attention::kDim, q_heads = rope.kv_heads * rope.group;
+  const bool value = head >= q_heads + rope.kv_heads;
+  const uint32_t rounded = ptx::pack_bf16(y.x, y.y);
+  float low = ptx::bf16_low(rounded), high = ptx::bf16_high(rounded);
+  if (!value) attention::rotate(low, high, angle);
+  __nv_bfloat16* to = static_cast<__nv_bfloat16*>(p.out) + static_cast<size_t>(token) * p.rows + row;
+  if (head >= q_heads) {
+    const int kv_head = (head - q_heads) % rope.kv_heads;
+    const size_t at = attention::kv_place(rope, slot, value, kv_head) + pair;
+    if (rope.fp8) {
+      const float inverse = attention::kv_inverse_scale(rope, value, kv_head);
+      const uint32_t codes = ptx::floats_to_e4m3(low * inverse, high * inverse);
+      uint8_t* const place = static_cast<uint8_t*>(rope.kv) + at;
+      place[0] = static_cast<uint8_t>(codes);
+      place[kHalf] = static_cast<uint8_t>(codes >> 8);
+      return;
+    }
+    to = static_cast<__nv_bfloat16*>(rope.kv) + at;
+  }
+  to[0] = __float2bfloat16(low);
+  to[kHalf] = __float2bfloat16(high);
+}
+
+// `rope` counts with kRope.
+template <bool kRope, int kCluster, int kSteps, int kTiles, int kBatch, int kAhead, int kBefore = kAhead>
+__global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant__ GossamerTinyGemmArgs p, const __grid_constant__ GossamerRopeKvArgs rope) {
   clocks::Clock clock(clocks::kTiny, p.rows);
   using P = Plan<kCluster, kSteps, kTiles, kBatch, kAhead>;
+  using R = Rows<kRope>;
   static_assert(kBatch % kAhead == 0, "the register buffers must come round with a batch");
   static_assert(kCluster > 1 && P::kValues / 2 <= kThreads, "a thread finishes two values of a batch at most");
   GOSSAMER_DYNAMIC_SHARED(float, 16, shared);
@@ -61,19 +101,19 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
   ptx::cluster_arrive_relaxed();  // this block runs, and others may write to it
   uint4 a[kAhead][kSteps][2];
   auto request = [&](int buffer, int strip) {
-    const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.weight) + (static_cast<size_t>(strip) * 16 + g) * p.k + step_begin * 32 + 8 * t;
+    const __nv_bfloat16* at = static_cast<const __nv_bfloat16*>(p.weight) + static_cast<size_t>(R::begin(strip) + R::in_strip(g)) * p.k + step_begin * 32 + 8 * t;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
       if (strip < strips && i < step_count) {
         a[buffer][i][0] = ptx::load_streaming(at + i * 32);
-        a[buffer][i][1] = ptx::load_streaming(at + i * 32 + 8 * static_cast<size_t>(p.k));
+        a[buffer][i][1] = ptx::load_streaming(at + i * 32 + R::kEight * static_cast<size_t>(p.k));
       }
   };
 #pragma unroll
   for (int b = 0; b < kAhead; ++b) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) a[b][i][0] = a[b][i][1] = make_uint4(0, 0, 0, 0);
-    request(b, cluster + b * clusters);
+    if (b < kBefore) request(b, cluster + b * clusters);
   }
   uint4 gain[kSteps];
 #pragma unroll
@@ -82,10 +122,17 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
 
   // The two values of each batch that this thread finishes; what is added to them is asked for before the products.
   const int own = 2 * threadIdx.x % P::kOwn, own_token = 2 * threadIdx.x / P::kOwn % P::kTokens, own_strip = 2 * threadIdx.x / P::kOwn / P::kTokens;
-  const bool finishes = threadIdx.x < P::kValues / 2 && own_token < p.tokens;
-  const auto row_of = [&](int first) { return (first + own_strip * clusters) * 16 + rank * P::kOwn + own; };
-  const auto bias_of = [&](int row) { return finishes && p.bias && row < p.rows ? ptx::load_word(static_cast<const __nv_bfloat16*>(p.bias) + row) : 0u; };
-  uint32_t bias = bias_of(row_of(cluster));
+  const auto finishes = [&](int first) { return threadIdx.x < P::kValues / 2 && own_token < p.tokens && first + own_strip * clusters < strips; };
+  const auto row_of = [&](int first) { return R::begin(first + own_strip * clusters) + R::in_strip(rank * P::kOwn + own); };
+  const auto bias_of = [&](int first) {
+    if (!finishes(first) || !p.bias) return 0u;
+    const __nv_bfloat16* const at = static_cast<const __nv_bfloat16*>(p.bias) + row_of(first);
+    return kRope ? ptx::load_half(at) | ptx::load_half(at + attention::kDim / 2) << 16 : ptx::load_word(at);
+  };
+  uint32_t bias = bias_of(cluster);
+  const auto angle_of = [&](int first) { return kRope && finishes(first) ? attention::angle_of(rope, own_token, row_of(first) % attention::kDim) : attention::Angle{}; };
+  attention::Angle angle = angle_of(cluster);
+  const uint64_t slot = kRope && finishes(cluster) ? rope.slots[own_token] : 0;
 
   ptx::launch_dependents();
   ptx::dependency_wait();
@@ -97,6 +144,8 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
       b[n][i] = n * 8 + g < p.tokens && i < step_count ? __ldcg(reinterpret_cast<const uint4*>(x + static_cast<size_t>(n * 8 + g) * p.k + (step_begin + i) * 32 + 8 * t)) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int b = kBefore; b < kAhead; ++b) request(b, cluster + b * clusters);
   if (p.norm_weight) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -121,10 +170,11 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
 
   int batch = 0;
   for (int first = cluster; first < strips; first += kBatch * clusters, ++batch) {
+    const bool own_finish = finishes(first);
     const int own_row = row_of(first);
     const size_t own_at = static_cast<size_t>(own_token) * p.rows + own_row;
-    if (batch) bias = bias_of(own_row);
-    const uint32_t residual = finishes && p.residual && own_row < p.rows ? __ldcg(reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.residual) + own_at)) : 0u;
+    if (batch) bias = bias_of(first), angle = angle_of(first);
+    const uint32_t residual = !kRope && own_finish && p.residual ? __ldcg(reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.residual) + own_at)) : 0u;
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) {
       const int buffer = s % kAhead;
@@ -177,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
     // All of the other blocks' parts of a batch have come: they have read theirs of the one before, so its place may be written again.
     ptx::barrier_wait(full, batch / 2 & 1);
     if (batch == 0) clock.mark(kExchanged);
-    if (finishes && own_row < p.rows) {
+    if (own_finish) {
       float2 y = make_float2(0.f, 0.f);
 #pragma unroll
       for (int r = 0; r < kCluster; ++r) {
@@ -195,41 +245,61 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
       }
       y.x += ptx::bf16_low(bias);
       y.y += ptx::bf16_high(bias);
-      y.x += ptx::bf16_low(residual);
-      y.y += ptx::bf16_high(residual);
-      if (p.float_out) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + own_at) = y;
-      else *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + own_at) = __floats2bfloat162_rn(y.x, y.y);
+      if constexpr (kRope) {
+        finish_heads(p, rope, own_token, own_row, slot, y, angle);
+      } else {
+        y.x += ptx::bf16_low(residual);
+        y.y += ptx::bf16_high(residual);
+        if (p.float_out) *reinterpret_cast<float2*>(static_cast<float*>(p.out) + own_at) = y;
+        else *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.out) + own_at) = __floats2bfloat162_rn(y.x, y.y);
+      }
     }
   }
 }
 
-using Kernel = void (*)(GossamerTinyGemmArgs);
+using Kernel = void (*)(GossamerTinyGemmArgs, GossamerRopeKvArgs);
 struct Variant {
   Kernel kernel;
   int cluster, steps, tokens, bytes;
   int clusters;  // resident at once; a GPC's odd multiprocessors may leave fewer than blocks / cluster size
 };
-template <int kCluster, int kSteps, int kTiles, int kBatch, int kAhead>
+template <bool kRope, int kCluster, int kSteps, int kTiles, int kBatch, int kAhead, int kBefore = kAhead>
 Variant variant() {
-  return {tiny_kernel<kCluster, kSteps, kTiles, kBatch, kAhead>, kCluster, kSteps, 8 * kTiles, Plan<kCluster, kSteps, kTiles, kBatch, kAhead>::kBytes, 0};
+  return {tiny_kernel<kRope, kCluster, kSteps, kTiles, kBatch, kAhead, kBefore>, kCluster, kSteps, 8 * kTiles, Plan<kCluster, kSteps, kTiles, kBatch, kAhead>::kBytes, 0};
 }
-// The first that holds the tokens and the steps is taken.
+// The first that holds the tokens and the steps is taken. Where K is 2880 the kernel before ends at once (qkv behind the experts), so few
+// weights come before the tokens; where it is 4096 multiprocessors are free long before (o behind attention).
 Variant variants[] = {
-    variant<2, 3, 1, 6, 3>(), variant<2, 4, 1, 4, 2>(), variant<2, 3, 2, 4, 2>(), variant<2, 4, 2, 4, 2>(),
-    variant<2, 3, 4, 2, 1>(), variant<2, 4, 4, 1, 1>(), variant<4, 2, 8, 1, 1>(),
+    variant<false, 2, 3, 1, 6, 3, 1>(), variant<false, 2, 4, 1, 4, 2>(), variant<false, 2, 3, 2, 4, 2, 1>(), variant<false, 2, 4, 2, 4, 2>(),
+    variant<false, 2, 3, 4, 2, 1>(), variant<false, 2, 4, 4, 1, 1>(), variant<false, 4, 2, 8, 1, 1>(),
 };
+Variant rope_variants[] = {variant<true, 2, 3, 1, 6, 3, 1>(), variant<true, 2, 3, 2, 4, 2, 1>()};
 bool prepared = false;
 
-}  // namespace
-
-bool prepare_tiny() {
-  for (Variant& v : variants) {
+template <int kCount>
+bool prepare(Variant (&all)[kCount]) {
+  for (Variant& v : all) {
     if (!allow_shared(v.kernel, v.bytes)) return false;
     v.clusters = resident_clusters(v.kernel, dim3(kThreads), v.cluster, v.bytes);
     if (v.clusters < 1) return false;
   }
-  return prepared = true;
+  return true;
 }
+
+template <int kCount>
+int run(const Variant (&all)[kCount], const GossamerTinyGemmArgs& p, const GossamerRopeKvArgs& rope, cudaStream_t stream) {
+  for (const Variant& v : all) {
+    const int slices = v.cluster * kWarps, steps = (p.k / 32 + slices - 1) / slices;
+    if (v.tokens < p.tokens || v.steps < steps) continue;
+    const int strips = p.rows / 16;
+    return launch_cluster(v.kernel, dim3((v.clusters < strips ? v.clusters : strips) * v.cluster), dim3(kThreads), v.cluster, v.bytes, stream, true, p, rope);
+  }
+  return GOSSAMER_BAD_SHAPE;
+}
+
+}  // namespace
+
+bool prepare_tiny() { return prepared = prepare(variants) && prepare(rope_variants); }
 
 }  // namespace gossamer::gemm
 
@@ -254,11 +324,20 @@ extern "C" int gossamer_tiny_gemm(const GossamerTinyGemmArgs* p, cudaStream_t st
     }
     return GOSSAMER_OK;
   }
-  for (const Variant& v : variants) {
-    const int slices = v.cluster * kWarps, steps = (p->k / 32 + slices - 1) / slices;
-    if (v.tokens < p->tokens || v.steps < steps) continue;
-    const int strips = p->rows / 16;
-    return launch_cluster(v.kernel, dim3((v.clusters < strips ? v.clusters : strips) * v.cluster), dim3(kThreads), v.cluster, v.bytes, stream, true, *p);
-  }
-  return GOSSAMER_BAD_SHAPE;
+  return run(variants, *p, {}, stream);
+}
+
+extern "C" int gossamer_tiny_qkv(const GossamerTinyGemmArgs* p, const GossamerRopeKvArgs* rope, cudaStream_t stream) {
+  using namespace gossamer;
+  using namespace gossamer::gemm;
+  GossamerRopeKvArgs r = *rope;
+  if (!r.group) r.group = attention::kHeads;
+  const bool fits = p->tokens == r.tokens && r.kv_heads > 0 && r.group > 0 && p->rows == r.kv_heads * (r.group + 2) * attention::kDim && !p->residual && !p->float_out;
+  if (!fits || p->tokens < 1 || p->k < 32 || p->k % 32 || p->k > 4096) return GOSSAMER_BAD_SHAPE;
+  return prepared ? run(rope_variants, *p, r, stream) : GOSSAMER_NOT_PREPARED;
+}
+
+extern "C" int gossamer_tiny_qkv_op(const GossamerTinyGemmArgs* product, const GossamerRopeKvWriteDesc* d, const GossamerRopeKvWriteArgs* a, cudaStream_t stream) {
+  GossamerRopeKvArgs rope;
+  return gossamer::attention::rope_args(*d, *a, &rope) ? gossamer_tiny_qkv(product, &rope, stream) : GOSSAMER_BAD_SHAPE;
 }

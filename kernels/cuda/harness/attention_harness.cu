@@ -328,6 +328,44 @@ void time_pair(const char* name, const std::vector<int>& lengths, int window, bo
     }
 }
 
+// Rotary embedding inside the qkv product: what product and rotary write leave one after the other, to the bit.
+void check_inside(int tokens, bool fp8, std::mt19937& rng) {
+  constexpr int kKvHeads = 8, kGroup = 8, kHidden = 2880, kRows = kKvHeads * (kGroup + 2) * kDim, kQueries = kKvHeads * kGroup * kDim, kPages = 4;
+  Device<bf16> x(static_cast<size_t>(tokens) * kHidden), gain(kHidden), weight(static_cast<size_t>(kRows) * kHidden), bias(kRows), out(static_cast<size_t>(tokens) * kRows);
+  fill_bf16(x.p, x.n, 1.f, rng()), fill_bf16(gain.p, gain.n, 1.f, rng()), fill_bf16(weight.p, weight.n, 0.05f, rng()), fill_bf16(bias.p, bias.n, 1.f, rng());
+  std::vector<int> positions;
+  std::vector<uint64_t> slots;
+  std::vector<float> inverse, scale;
+  for (int i = 0; i < tokens; ++i) positions.push_back(static_cast<int>(rng() % 131072)), slots.push_back((i * 37 + 5) % (kPages * kPage));
+  for (int i = 0; i < 32; ++i) inverse.push_back(static_cast<float>(std::pow(150000.0, -i / 32.0)));
+  for (int i = 0; i < 2 * kKvHeads; ++i) scale.push_back(0.01f + 0.001f * i);
+  Device<int> d_positions(positions);
+  Device<uint64_t> d_slots(slots);
+  Device<float> d_inverse(inverse), d_scale(scale);
+  Device<uint8_t> pages(static_cast<size_t>(kPages) * 2 * kKvHeads * kPage * kDim * (fp8 ? 1 : 2));
+  GossamerTinyGemmArgs a = {};
+  a.x = x.p, a.norm_weight = gain.p, a.weight = weight.p, a.bias = bias.p, a.out = out.p, a.epsilon = 1e-5f, a.tokens = tokens, a.rows = kRows, a.k = kHidden, a.tactic = -1;
+  const GossamerRopeKvArgs r = {out.p, d_positions.p, d_slots.p, d_inverse.p, pages.p, d_scale.p, 1.3f, tokens, kKvHeads, fp8, kGroup};
+  std::vector<uint8_t> written[2];
+  std::vector<uint16_t> queries[2];
+  for (int inside = 0; inside < 2; ++inside) {
+    out.poison(), pages.poison();
+    REQUIRE_OK(inside ? gossamer_tiny_qkv(&a, &r, 0) : gossamer_tiny_gemm(&a, 0));
+    if (!inside) REQUIRE_OK(gossamer_rope_kv(&r, 0));
+    written[inside] = pages.get();
+    const auto all = out.get();
+    for (int t = 0; t < tokens; ++t)
+      for (int i = 0; i < kQueries; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, &all[static_cast<size_t>(t) * kRows + i], 2);
+        queries[inside].push_back(bits);
+      }
+  }
+  char name[120];
+  std::snprintf(name, sizeof name, "rotary embedding inside the product, %d tokens, %s", tokens, fp8 ? "E4M3" : "bf16");
+  expect(name, queries[0] == queries[1] && written[0] == written[1]);
+}
+
 std::vector<int> spread(int tokens, int from, int to) {
   std::mt19937 rng(11);
   std::vector<int> lengths;
@@ -344,6 +382,7 @@ int main(int argc, char** argv) {
   if (mode == "check") {
     const bool small = argc > 2 && std::string(argv[2]) == "small";
     for (bool fp8 : {false, true}) {
+      for (int tokens : {1, 2, 5, 8, 13, 16}) check_inside(tokens, fp8, rng);
       check({1, 2, 15, 16, 17, 63, 64, 65, 0, 127, 128, 129, 130}, 2, 0, fp8, true, rng);
       check({1, 64, 127, 128, 129, 200, 333}, 2, 128, fp8, true, rng);
       check({5, 90}, 1, 0, fp8, false, rng);

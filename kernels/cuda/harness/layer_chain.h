@@ -108,14 +108,15 @@ struct LayerChain {
     }
   };
 
-  void run(Batch& b, int tactic, cudaStream_t stream) const {
+  // `rope_inside`: rotary embedding is in the qkv product's kernel.
+  void run(Batch& b, int tactic, bool rope_inside, cudaStream_t stream) const {
     const int tokens = b.moe.tokens;
     for (int l = 0; l < layers(); ++l) {
       GossamerTinyGemmArgs q = {};
       q.x = b.moe.x.p, q.norm_weight = moe.norm.p, q.weight = qkv[l], q.out = b.heads.p, q.epsilon = 1e-5f, q.tokens = tokens, q.rows = kQkv, q.k = MoeLayers::kHidden, q.tactic = -1;
-      REQUIRE_OK(gossamer_tiny_gemm(&q, stream));
       GossamerRopeKvArgs r = {b.heads.p, b.positions.p, b.slots.p, inverse_frequencies.p, kv[l], nullptr, 1.f, tokens, 8, 0, 8};
-      REQUIRE_OK(gossamer_rope_kv(&r, stream));
+      REQUIRE_OK(rope_inside ? gossamer_tiny_qkv(&q, &r, stream) : gossamer_tiny_gemm(&q, stream));
+      if (!rope_inside) REQUIRE_OK(gossamer_rope_kv(&r, stream));
       GossamerDecodeAttentionArgs t = {};
       t.q = b.heads.p, t.kv = kv[l], t.block_tables = b.tables.p, t.lengths = b.lengths.p, t.sinks = sinks.p, t.out = b.mixed.p, t.workspace = b.workspace.p, t.workspace_bytes = b.workspace.n;
       t.scale = 0.125f, t.q_stride = kQkv, t.tokens = tokens, t.kv_heads = 8, t.max_blocks = kPages, t.window = l % 2 ? 0 : 128, t.max_kv = kKeys;

@@ -1,6 +1,6 @@
 // archs: 90a
-// When the blocks of a decode layer's kernels start, pass their marks and end: `layer_clock OUT [TOKENS] [LAYERS]` writes a line a
-// block, which kernels/profile/layer.py makes a table of. The kernels are compiled again here, with their clocks; that costs a few
+// When the blocks of a decode layer's kernels start, pass their marks and end: `layer_clock OUT [TOKENS] [apart]` writes a line a
+// block, which kernels/profile/layer.py makes a table of; with `apart`, rotary embedding is a kernel of its own. The kernels are compiled again here, with their clocks; that costs a few
 // microseconds a layer.
 #define GOSSAMER_CLOCK
 #include "../gemm/tiny.cu"
@@ -14,20 +14,22 @@ using namespace harness;
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::printf("usage: layer_clock OUT [TOKENS] [LAYERS]\n");
+    std::printf("usage: layer_clock OUT [TOKENS] [apart]\n");
     return 2;
   }
-  const int tokens = argc > 2 ? std::atoi(argv[2]) : 1, layers = argc > 3 ? std::atoi(argv[3]) : 36;
-  if (tokens < 1 || tokens > LayerChain::kMostTokens || layers < 3) {
-    std::printf("expected 1 to %d tokens and at least 3 layers, got %d and %d\n", LayerChain::kMostTokens, tokens, layers);
+  const int tokens = argc > 2 ? std::atoi(argv[2]) : 1;
+  const bool inside = argc < 4 || std::string(argv[3]) != "apart";
+  if (tokens < 1 || tokens > LayerChain::kMostTokens) {
+    std::printf("expected 1 to %d tokens, got %s\n", LayerChain::kMostTokens, argv[2]);
     return 2;
   }
+  constexpr int layers = 36;
   REQUIRE_OK(gossamer_prepare());
   const LayerChain chain(layers);
   LayerChain::Batch batch(tokens);
   // Passes over the layers one after the other, the three included that graph_time runs before it measures.
   constexpr int kPasses = 4;
-  const double us = graph_time([&](cudaStream_t stream) { chain.run(batch, 5, stream); }, kPasses - 3);  // the few-token experts
+  const double us = graph_time([&](cudaStream_t stream) { chain.run(batch, 5, inside, stream); }, kPasses - 3);  // the few-token experts
   std::printf("%d tokens, %d layers, with clocks: %.2f us a layer\n", tokens, layers, us / layers);
   unsigned count;
   CHECK(cudaMemcpyFromSymbol(&count, gossamer::clocks::record_count, sizeof count));

@@ -28,9 +28,9 @@ constexpr int kArrived = 192, kLeft = 224;
 // Marks of its clock, in order.
 enum { kRouted = clocks::kWaited + 1, kRequested, kPlaced, kGateUpDone, kBlockDone, kAllDone, kActivationsPlaced, kDownDone };
 
-// Two copies of five tiles a warp. More would be faster alone and slower among its neighbours: the shared memory of a multiprocessor
-// is divided anew, and both kernels wait for it, wherever the next one wants much less.
-constexpr int kStages = 2, kChunk = 5, kStageBytes = kChunk * mxfp4::kTileBytes;
+// Two copies of four tiles a warp. More under way would be faster alone and slower among its neighbours, whether the ring is large at
+// once or grows.
+constexpr int kStages = 2, kChunk = 4, kStageBytes = kChunk * mxfp4::kTileBytes;
 
 struct Control {
   uint64_t full[kWarps][kStages];

@@ -169,7 +169,7 @@ extern "C" void gossamer_op_sizes(uint32_t* out) {
       GOSSAMER_BOTH(Route),   GOSSAMER_BOTH(Experts), GOSSAMER_BOTH(Finalize),      GOSSAMER_BOTH(FusedMoe),    GOSSAMER_BOTH(Sample),
       GOSSAMER_BOTH(Rope),    GOSSAMER_BOTH(Scale),   GOSSAMER_BOTH(KvWrite),       GOSSAMER_BOTH(Resize),      GOSSAMER_BOTH(Quantise),
       GOSSAMER_BOTH(Swiglu),  GOSSAMER_BOTH(ExpertProduct), GOSSAMER_BOTH(Combine), GOSSAMER_BOTH(Add),         GOSSAMER_BOTH(AllReduce),
-      GOSSAMER_BOTH(AllReduceNorm),
+      GOSSAMER_BOTH(AllReduceNorm), GOSSAMER_BOTH(QkvRope),
   };
 #undef GOSSAMER_BOTH
   for (int i = 0; i < GOSSAMER_OP_SIZES; ++i) out[i] = sizes[i];

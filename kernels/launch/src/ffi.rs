@@ -113,6 +113,12 @@ launchers! {
     fn gossamer_tiny_gemm(args: *const TinyGemmArgs, stream: u64) -> c_int = NOT_BUILT;
     fn gossamer_gather_rows(x: u64, rows: u64, out: u64, count: u32, row_bytes: u32, stream: u64) -> c_int = NOT_BUILT;
     fn gossamer_portable_attention(desc: *const AttentionDesc, args: *const AttentionArgs, stream: u64) -> c_int = NOT_BUILT;
+    fn gossamer_tiny_qkv_op(
+        product: *const TinyGemmArgs,
+        desc: *const RopeKvWriteDesc,
+        args: *const RopeKvWriteArgs,
+        stream: u64,
+    ) -> c_int = NOT_BUILT;
     fn gossamer_rope_kv_op(desc: *const RopeKvWriteDesc, args: *const RopeKvWriteArgs, stream: u64) -> c_int = NOT_BUILT;
     fn gossamer_decode_attention_workspace(tokens: c_int, kv_heads: c_int, splits: c_int) -> usize = 0;
     fn gossamer_decode_attention_op(

@@ -11,9 +11,9 @@ pub use ffi::{MoeArgs, RouterArgs, TinyGemmArgs, TopkArgs};
 
 use gossamer_backend_api::ops::{
     AttentionArgs, AttentionDesc, ExpertsArgs, ExpertsDesc, FinalizeArgs, FinalizeDesc, GemmArgs, GemmDesc,
-    RmsNormArgs, RmsNormDesc, RopeKvWriteArgs, RopeKvWriteDesc,
+    QkvRopeDesc, RmsNormArgs, RmsNormDesc, RopeKvWriteArgs, RopeKvWriteDesc,
 };
-use gossamer_backend_api::{BackendError, HostServices, Layout};
+use gossamer_backend_api::{BackendError, DType, HostServices, Layout};
 use std::ffi::{c_int, c_void};
 
 /// Whether the kernels are in this build.
@@ -102,6 +102,44 @@ pub fn need(condition: bool, reason: impl FnOnce() -> String) -> Result<(), Stri
     if condition { Ok(()) } else { Err(reason()) }
 }
 
+/// What the kernels of rotary embedding and single queries take of heads and cache.
+pub fn check_heads(
+    activation: DType,
+    kv: DType,
+    (heads, kv_heads): (u32, u32),
+    (head_dim, block_size): (u32, u32),
+) -> Result<(), String> {
+    need(activation == DType::BF16, || format!("activations are bfloat16, not {activation}"))?;
+    need(matches!(kv, DType::BF16 | DType::F8E4M3), || format!("no cache of type {kv}"))?;
+    need(head_dim == 64 && block_size == 64, || {
+        format!("heads of 64 and blocks of 64 tokens, not {head_dim} and {block_size}")
+    })?;
+    let whole = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
+    need(whole && heads / kv_heads <= 8, || {
+        format!("at most 8 whole query heads per KV head, not {heads} for {kv_heads}")
+    })
+}
+
+/// What [`rope_kv`] takes.
+pub fn check_rope(desc: &RopeKvWriteDesc) -> Result<(), String> {
+    check_heads(desc.activation, desc.kv, (desc.heads, desc.kv_heads), (desc.head_dim, desc.block_size))
+}
+
+/// What [`rope_kv`] takes behind a product.
+pub fn check_qkv_rope(desc: &QkvRopeDesc) -> Result<(), String> {
+    check_rope(&desc.rope)?;
+    let (columns, product) = ((desc.rope.heads + 2 * desc.rope.kv_heads) * desc.rope.head_dim, &desc.product);
+    need(product.columns() == columns && product.out == desc.rope.activation, || {
+        format!(
+            "a product of {columns} columns of {}, not {} of {}",
+            desc.rope.activation,
+            product.columns(),
+            product.out
+        )
+    })?;
+    need(product.residual == 0 && product.gather == 0, || "no residual and no gathered rows".to_owned())
+}
+
 /// What a backend says to a layout that it reads and does not make.
 pub fn made_elsewhere(layout: &Layout) -> BackendError {
     BackendError::failed("repack", format!("'{}' is made by the fallback backend", layout.0))
@@ -139,6 +177,8 @@ safe_names! {
     moe = gossamer_moe(args: &MoeArgs);
     /// Dense product for up to 64 tokens.
     tiny_gemm = gossamer_tiny_gemm(args: &TinyGemmArgs);
+    /// The same with rotary embedding and KV write inside, for up to 16 tokens.
+    tiny_qkv = gossamer_tiny_qkv_op(product: &TinyGemmArgs, desc: &RopeKvWriteDesc, args: &RopeKvWriteArgs);
 }
 
 /// Gathers rows of `row_bytes` bytes.

@@ -4,8 +4,8 @@ use super::{ExpertWeightIds, KvPlace, SegmentIds, TensorId, WeightId};
 use gossamer_backend_api::OpDesc;
 use gossamer_backend_api::ops::{
     AddDesc, AllReduceDesc, AllReduceNormDesc, AttentionDesc, CombineDesc, EmbedDesc, ExpertProductDesc,
-    ExpertsDesc, FinalizeDesc, FusedMoeDesc, GemmDesc, KvWriteDesc, QuantiseDesc, ResizeDesc, RmsNormDesc,
-    RopeDesc, RopeKvWriteDesc, RouteDesc, SampleDesc, ScaleDesc, SwigluDesc,
+    ExpertsDesc, FinalizeDesc, FusedMoeDesc, GemmDesc, KvWriteDesc, QkvRopeDesc, QuantiseDesc, ResizeDesc,
+    RmsNormDesc, RopeDesc, RopeKvWriteDesc, RouteDesc, SampleDesc, ScaleDesc, SwigluDesc,
 };
 
 /// An operation with its description and operands.
@@ -33,6 +33,14 @@ pub enum Op {
     },
     RopeKvWrite {
         desc: RopeKvWriteDesc,
+        qkv: TensorId,
+        kv: KvPlace,
+    },
+    QkvRope {
+        desc: QkvRopeDesc,
+        x: TensorId,
+        norm_weight: Option<WeightId>,
+        segments: Vec<SegmentIds>,
         qkv: TensorId,
         kv: KvPlace,
     },
@@ -148,6 +156,7 @@ impl Op {
             Self::RmsNorm { desc, .. } => OpDesc::RmsNorm(*desc),
             Self::Gemm { desc, .. } => OpDesc::Gemm(*desc),
             Self::RopeKvWrite { desc, .. } => OpDesc::RopeKvWrite(*desc),
+            Self::QkvRope { desc, .. } => OpDesc::QkvRope(*desc),
             Self::Attention { desc, .. } => OpDesc::Attention(*desc),
             Self::Route { desc, .. } => OpDesc::Route(*desc),
             Self::Experts { desc, .. } => OpDesc::Experts(*desc),
@@ -172,7 +181,7 @@ impl Op {
     pub fn reads(&self) -> Vec<TensorId> {
         match self {
             Self::Embed { .. } => vec![],
-            Self::RmsNorm { x, .. } | Self::Route { x, .. } => vec![*x],
+            Self::RmsNorm { x, .. } | Self::Route { x, .. } | Self::QkvRope { x, .. } => vec![*x],
             Self::Gemm { x, residual, .. } => std::iter::once(*x).chain(*residual).collect(),
             Self::RopeKvWrite { qkv, .. } | Self::Attention { qkv, .. } => vec![*qkv],
             Self::Experts { x, ids, .. } => vec![*x, *ids],
@@ -201,7 +210,7 @@ impl Op {
             | Self::Gemm { out, .. }
             | Self::Attention { out, .. }
             | Self::Experts { out, .. } => vec![*out],
-            Self::RopeKvWrite { qkv, .. } => vec![*qkv],
+            Self::RopeKvWrite { qkv, .. } | Self::QkvRope { qkv, .. } => vec![*qkv],
             Self::Route { ids, weights, .. } => vec![*ids, *weights],
             Self::Finalize { residual, .. } | Self::FusedMoe { residual, .. } => vec![*residual],
             Self::Sample { logits, .. } => vec![*logits],

@@ -1,7 +1,8 @@
 //! The graph for people: as text and as SVG. Layers that are alike are shown once.
 
-use super::{Element, Graph, Node, Op, Rows, TensorId};
+use super::{Element, Graph, Node, Op, Rows, SegmentIds, TensorId};
 use gossamer_backend_api::DType;
+use gossamer_backend_api::ops::GemmDesc;
 use std::fmt::Write;
 
 /// Consecutive operations of alike layers, or of none.
@@ -113,12 +114,10 @@ impl Graph {
     fn detail(&self, op: &Op) -> String {
         let mut parts = Vec::new();
         match op {
-            Op::Gemm { desc, segments, .. } => {
-                parts.push(format!("{} x {}", desc.columns(), desc.in_features));
-                parts.extend((segments.len() > 1).then(|| format!("{} segments", segments.len())));
-                parts.extend((desc.norm == 1).then(|| "norm before".to_owned()));
-                parts.extend((desc.gather == 1).then(|| "of the drawn rows".to_owned()));
-                parts.extend((desc.residual == 1).then(|| "adds the residual".to_owned()));
+            Op::Gemm { desc, segments, .. } => parts.extend(product(desc, segments)),
+            Op::QkvRope { desc, segments, kv, .. } => {
+                parts.extend(product(&desc.product, segments));
+                parts.push(format!("group {} from plane {}", kv.group, kv.plane));
             }
             Op::RopeKvWrite { kv, .. } => {
                 parts.push(format!("group {} from plane {}", kv.group, kv.plane));
@@ -196,4 +195,14 @@ impl Graph {
             }
         }
     }
+}
+
+/// Shape and options of a dense product.
+fn product(desc: &GemmDesc, segments: &[SegmentIds]) -> Vec<String> {
+    let mut parts = vec![format!("{} x {}", desc.columns(), desc.in_features)];
+    parts.extend((segments.len() > 1).then(|| format!("{} segments", segments.len())));
+    parts.extend((desc.norm == 1).then(|| "norm before".to_owned()));
+    parts.extend((desc.gather == 1).then(|| "of the drawn rows".to_owned()));
+    parts.extend((desc.residual == 1).then(|| "adds the residual".to_owned()));
+    parts
 }

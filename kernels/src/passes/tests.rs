@@ -25,7 +25,7 @@ fn part(ranks: u32) -> Graph {
 }
 
 #[test]
-fn with_every_fusion_a_layer_is_five_operations() {
+fn with_every_fusion_a_layer_is_four_operations() {
     for config in [config(), odd()] {
         let mut graph = build(&config, &options());
         let applied = run(&mut graph, &BTreeSet::new(), &|_| true);
@@ -38,9 +38,10 @@ fn with_every_fusion_a_layer_is_five_operations() {
             ("fused-moe", 4),
             ("all-reduce-norm", 0),
             ("norm-gemm", 5),
+            ("qkv-rope", 4),
         ];
         assert_eq!(times(&applied), expected);
-        let layer = ["gemm", "rope-kv-write", "attention", "gemm", "moe-fused"];
+        let layer = ["qkv-rope", "attention", "gemm", "moe-fused"];
         let expected: Vec<_> =
             ["embed"].into_iter().chain([layer; 4].concat()).chain(["gemm", "sample"]).collect();
         assert_eq!(kinds(&graph), expected);
@@ -127,9 +128,8 @@ fn nothing_fires_where_no_backend_can() {
     for mut graph in [build(&odd(), &options()), build(&odd(), &fp8()), part(2)] {
         let before = graph.clone();
         let can = |desc: &OpDesc| match desc {
-            OpDesc::FusedMoe(_) | OpDesc::RopeKvWrite(_) | OpDesc::Experts(_) | OpDesc::AllReduceNorm(_) => {
-                false
-            }
+            OpDesc::FusedMoe(_) | OpDesc::RopeKvWrite(_) | OpDesc::Experts(_) => false,
+            OpDesc::AllReduceNorm(_) | OpDesc::QkvRope(_) => false,
             OpDesc::Gemm(desc) => desc.norm == 0,
             OpDesc::Quantise(desc) => desc.padded == desc.columns,
             OpDesc::Swiglu(desc) => desc.out == desc.activation,
@@ -152,7 +152,7 @@ fn every_pass_can_be_switched_off_by_name_and_leaves_its_parts() {
     };
     let (one, several) = (build(&odd(), &fp8()), part(2));
     for (pass, graph, part, whole) in [
-        ("rope-kv-write", &one, "rope", "rope-kv-write"),
+        ("rope-kv-write", &one, "rope", "qkv-rope"),
         ("pad-quantise", &one, "quantise", "moe-experts"),
         ("swiglu-quantise", &one, "swiglu", "moe-experts"),
         ("finalize-slice", &one, "resize", "moe-finalize"),
@@ -160,6 +160,7 @@ fn every_pass_can_be_switched_off_by_name_and_leaves_its_parts() {
         ("fused-moe", &one, "moe-experts", "moe-fused"),
         ("all-reduce-norm", &several, "all-reduce", "all-reduce-norm"),
         ("norm-gemm", &one, "rms-norm", "never"),
+        ("qkv-rope", &one, "rope-kv-write", "qkv-rope"),
     ] {
         assert!(PASSES.iter().any(|known| known.name == pass));
         let (on, off) = (fused(graph, &[]), fused(graph, &[pass]));

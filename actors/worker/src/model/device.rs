@@ -166,18 +166,24 @@ impl Steps {
         &self.stream
     }
 
-    /// Places whose row numbers count up; nothing may be in flight.
-    pub fn tuning_places(&self, rows: u32) -> Result<Places, CudaError> {
-        let bytes = (rows as usize * 4).min(self.inputs.bytes() as usize - self.last_bytes);
-        let mut staging = Pinned::new(bytes)?;
-        for (row, word) in staging.bytes_mut().chunks_exact_mut(4).enumerate() {
+    /// Places whose row numbers and positions count up, and whose slots are those of the pool's first block; nothing may be in flight.
+    pub fn tuning_places(&self, rows: u32, groups: usize) -> Result<Places, CudaError> {
+        let room = self.inputs.bytes() as usize - self.last_bytes;
+        let rows = (rows as usize).min(room / 12) / 2 * 2;
+        let mut staging = Pinned::new(rows * 12)?;
+        let (words, slots) = staging.bytes_mut().split_at_mut(rows * 4);
+        for (row, word) in words.chunks_exact_mut(4).enumerate() {
             word.copy_from_slice(&(row as u32).to_ne_bytes());
+        }
+        for (row, slot) in slots.chunks_exact_mut(8).enumerate() {
+            slot.copy_from_slice(&(row as u64 % 64).to_ne_bytes());
         }
         let base = self.inputs.address() + self.last_bytes as u64;
         // SAFETY: the part lies in the buffer; the staging lives until the stream was waited for.
-        unsafe { self.stream.upload(base, &staging, bytes) }?;
+        unsafe { self.stream.upload(base, &staging, rows * 12) }?;
         self.stream.synchronize()?;
-        Ok(Places { sampled_rows: base, ..Places::default() })
+        let group = GroupPlaces { slots: base + rows as u64 * 4, ..GroupPlaces::default() };
+        Ok(Places { sampled_rows: base, positions: base, groups: vec![group; groups], ..Places::default() })
     }
 
     /// Address of the last token that a slot drew.

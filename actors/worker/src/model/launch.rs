@@ -5,12 +5,12 @@ use super::program::Choice;
 use crate::executor::ExecutorError;
 use gossamer_backend_api::ops::{
     AddArgs, AllReduceArgs, AllReduceNormArgs, AttentionArgs, CombineArgs, EmbedArgs, ExpertProductArgs,
-    ExpertWeights, ExpertsArgs, FinalizeArgs, FusedMoeArgs, GemmArgs, KvWriteArgs, MOST_RANKS, QuantiseArgs,
-    ResizeArgs, RmsNormArgs, RopeArgs, RopeKvWriteArgs, RouteArgs, SampleArgs, ScaleArgs, Segment,
-    SwigluArgs,
+    ExpertWeights, ExpertsArgs, FinalizeArgs, FusedMoeArgs, GemmArgs, KvWriteArgs, MOST_RANKS, QkvRopeArgs,
+    QuantiseArgs, ResizeArgs, RmsNormArgs, RopeArgs, RopeKvWriteArgs, RouteArgs, SampleArgs, ScaleArgs,
+    Segment, SwigluArgs,
 };
 use gossamer_backend_api::{BackendError, Launch, OpArgs, OpDesc};
-use gossamer_kernels::graph::{ExpertWeightIds, Op, SegmentIds, TensorId};
+use gossamer_kernels::graph::{ExpertWeightIds, KvPlace, Op, SegmentIds, TensorId};
 
 /// Addresses of one KV group's inputs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -183,6 +183,18 @@ impl Model {
         segments
     }
 
+    fn rope_args(&self, qkv: u64, kv: KvPlace, tokens: u32, places: &Places) -> RopeKvWriteArgs {
+        RopeKvWriteArgs {
+            qkv,
+            positions: places.positions,
+            slots: places.groups[kv.group as usize].slots,
+            inverse_frequencies: self.inverse_frequencies.address(),
+            kv: self.kv.plane(kv.plane),
+            kv_scales: 0,
+            tokens,
+        }
+    }
+
     pub(super) fn args(&self, node: usize, tokens: u32, places: &Places) -> OpArgs {
         let weight = |id| self.weights.address(id);
         match &self.program.graph.nodes[node].op {
@@ -207,14 +219,20 @@ impl Model {
                 out: self.tensor(*out),
                 tokens,
             }),
-            Op::RopeKvWrite { qkv, kv, .. } => OpArgs::RopeKvWrite(RopeKvWriteArgs {
-                qkv: self.tensor(*qkv),
-                positions: places.positions,
-                slots: places.groups[kv.group as usize].slots,
-                inverse_frequencies: self.inverse_frequencies.address(),
-                kv: self.kv.plane(kv.plane),
-                kv_scales: 0,
-                tokens,
+            Op::RopeKvWrite { qkv, kv, .. } => {
+                OpArgs::RopeKvWrite(self.rope_args(self.tensor(*qkv), *kv, tokens, places))
+            }
+            Op::QkvRope { x, norm_weight, segments, qkv, kv, .. } => OpArgs::QkvRope(QkvRopeArgs {
+                product: GemmArgs {
+                    x: self.tensor(*x),
+                    rows: 0,
+                    norm_weight: norm_weight.map_or(0, weight),
+                    segments: self.segments(segments),
+                    residual: 0,
+                    out: self.tensor(*qkv),
+                    tokens,
+                },
+                rope: self.rope_args(self.tensor(*qkv), *kv, tokens, places),
             }),
             Op::Attention { desc, qkv, sinks, kv, out } => {
                 let group = places.groups[kv.group as usize];

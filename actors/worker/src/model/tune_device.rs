@@ -47,13 +47,15 @@ impl Model {
         }
         self.fill_arena(steps)?;
         let mut open = self.program.open_choices(&self.backends).map_err(super::ProgramError::from)?;
-        open.retain(|open| matches!(open.desc.kind(), OpKind::Gemm | OpKind::FusedMoe | OpKind::Attention));
+        let timed = [OpKind::Gemm, OpKind::QkvRope, OpKind::FusedMoe, OpKind::Attention];
+        open.retain(|open| timed.contains(&open.desc.kind()));
         // From both ends: the smallest steps are run most often, the largest take the longest, and the budget may end between.
         let count = self.program.buckets().len();
         open.sort_by_key(|open| {
             if open.bucket < count / 2 { 2 * open.bucket } else { 2 * (count - 1 - open.bucket) + 1 }
         });
-        let places = steps.tuning_places(open.iter().map(|open| open.tokens).max().unwrap_or(0))?;
+        let most = open.iter().map(|open| open.tokens).max().unwrap_or(0);
+        let places = steps.tuning_places(most.next_multiple_of(2), self.info.groups.len())?;
         let (begun, done) = (Event::new()?, Event::new()?);
         let mut measured = 0;
         let (mut last, counts) = (0, self.program.buckets().len());

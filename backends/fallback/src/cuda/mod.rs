@@ -126,6 +126,7 @@ impl CudaFallback {
             AddDesc AddArgs,
             AllReduceDesc AllReduceArgs,
             AllReduceNormDesc AllReduceNormArgs,
+            QkvRopeDesc QkvRopeArgs,
         ];
         let mut sizes = [0u32; 2 * OpKind::ALL.len()];
         // SAFETY: the launcher writes two numbers for every operation.
@@ -163,6 +164,7 @@ impl CudaFallback {
             OpDesc::Add(desc) => bf16_only(desc.activation),
             OpDesc::AllReduce(desc) => check_all_reduce(desc),
             OpDesc::AllReduceNorm(desc) => check_all_reduce(&desc.reduce),
+            OpDesc::QkvRope(_) => Err("a product with rotary embedding inside is not supported".to_owned()),
         }
     }
 }

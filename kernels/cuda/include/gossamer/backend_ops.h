@@ -38,6 +38,15 @@ typedef struct {
 } GossamerRopeKvWriteArgs;
 
 typedef struct {
+  GossamerGemmDesc product;
+  GossamerRopeKvWriteDesc rope;
+} GossamerQkvRopeDesc;
+typedef struct {
+  GossamerGemmArgs product;
+  GossamerRopeKvWriteArgs rope;
+} GossamerQkvRopeArgs;
+
+typedef struct {
   uint32_t heads, kv_heads, head_dim, block_size, window, sinks, activation, kv;
   float scale;
   uint32_t single, allow_fp8;
@@ -157,7 +166,7 @@ typedef struct {
 } GossamerAllReduceNormArgs;
 
 // Sizes of description and arguments, operation by operation in numeric order.
-enum { GOSSAMER_OP_SIZES = 42 };
+enum { GOSSAMER_OP_SIZES = 44 };
 void gossamer_op_sizes(uint32_t* out);
 
 #ifdef __cplusplus

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "gossamer/backend_ops.h"
+#include "gossamer/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,6 +19,8 @@ int gossamer_decode_attention_op(const GossamerAttentionDesc*, const GossamerAtt
 
 // The same types and sizes; any number of tokens.
 int gossamer_rope_kv_op(const GossamerRopeKvWriteDesc*, const GossamerRopeKvWriteArgs*, cudaStream_t);
+// The same behind a product, in its kernel: see gossamer_tiny_qkv.
+int gossamer_tiny_qkv_op(const GossamerTinyGemmArgs* product, const GossamerRopeKvWriteDesc*, const GossamerRopeKvWriteArgs*, cudaStream_t);
 
 #ifdef __cplusplus
 }

@@ -139,6 +139,9 @@ typedef struct {
   int group;               // query heads a KV head, at most 8; 0: 8
 } GossamerRopeKvArgs;
 int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t stream);
+// The same behind the qkv product, in one kernel, for up to 16 tokens: bit for bit what the two leave, but for the product's keys and
+// values, which are not written to `out`. No residual, no float output; `rope`'s qkv is not read.
+int gossamer_tiny_qkv(const GossamerTinyGemmArgs* product, const GossamerRopeKvArgs* rope, cudaStream_t stream);
 
 // Split-KV attention over the paged cache. Head size 64.
 typedef struct {
