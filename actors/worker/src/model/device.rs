@@ -169,7 +169,8 @@ impl Steps {
     /// Places whose row numbers and positions count up, and whose slots are those of the pool's first block; nothing may be in flight.
     pub fn tuning_places(&self, rows: u32, groups: usize) -> Result<Places, CudaError> {
         let room = self.inputs.bytes() as usize - self.last_bytes;
-        let rows = (rows as usize).min(room / 12) / 2 * 2;
+        // An even number, so that slots stand on eight bytes.
+        let rows = (rows as usize).next_multiple_of(2).min(room / 24 * 2);
         let mut staging = Pinned::new(rows * 12)?;
         let (words, slots) = staging.bytes_mut().split_at_mut(rows * 4);
         for (row, word) in words.chunks_exact_mut(4).enumerate() {

@@ -54,8 +54,6 @@ impl Model {
         open.sort_by_key(|open| {
             if open.bucket < count / 2 { 2 * open.bucket } else { 2 * (count - 1 - open.bucket) + 1 }
         });
-        let most = open.iter().map(|open| open.tokens).max().unwrap_or(0);
-        let places = steps.tuning_places(most.next_multiple_of(2), self.info.groups.len())?;
         let (begun, done) = (Event::new()?, Event::new()?);
         let mut measured = 0;
         let (mut last, counts) = (0, self.program.buckets().len());
@@ -72,18 +70,18 @@ impl Model {
             if known.and_then(|entry| tuner::cached(entry, &open.candidates, &self.backends)).is_some() {
                 continue;
             }
-            let sequences = match open.desc {
+            // For every operation anew: both kinds of places lie in the same memory.
+            let places = match open.desc {
                 OpDesc::Attention(desc) => match self.attention_places(steps, open.tokens, desc.single)? {
-                    Some(places) => Some(places),
+                    Some(places) => places,
                     None => continue,
                 },
-                _ => None,
+                _ => steps.tuning_places(open.tokens, self.info.groups.len())?,
             };
-            let places = sequences.as_ref().unwrap_or(&places);
             let mut costs = Vec::with_capacity(open.candidates.len());
             for candidate in &open.candidates {
                 let choice = self.program.choice_for(&open, candidate);
-                costs.push(self.time_on_device(steps, &open, choice, places, (&begun, &done))?);
+                costs.push(self.time_on_device(steps, &open, choice, &places, (&begun, &done))?);
                 (self.heartbeat)();
             }
             let order = tuner::rank(&costs);
