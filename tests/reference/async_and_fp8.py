@@ -1,71 +1,142 @@
-"""usage: case.py GOSSAMER BACKENDS MODEL OUT: cases 17 and 42 against servers of MODEL."""
-import json, subprocess, sys, time, urllib.request, random, threading, os, signal
-exe, backends, model, out = sys.argv[1:5]
+#!/usr/bin/env python3
+"""Cases that need a device and a server: tokens with and without asynchronous scheduling under pre-emption, and an E4M3 cache at long contexts.
+
+    tests/reference/async_and_fp8.py GOSSAMER BACKEND_DIR PORTABLE_DIR MODEL_DIR [FLAG...]
+
+Starts `GOSSAMER serve MODEL_DIR` on a port of the loopback for each setting; further flags go to every server. PORTABLE_DIR holds the
+fallback backend alone, whose sums do not depend on what else is in a step: there the two modes must agree to the token. Prompts are random
+token ids, drawn from a fixed seed.
+"""
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
 PORT = 8199
-def start(*flags):
-    log = open(f"{out}/case-server.log", "a")
-    p = subprocess.Popen([exe, "serve", model, "--served-model-name", "m", "--backend-dir", backends, "--port", str(PORT), "--max-model-len", "32768", *os.environ.get("FLAGS", "").split(), *flags], stdout=log, stderr=log)
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2); return p
-        except Exception: time.sleep(0.1)
-        if p.poll() is not None: sys.exit(f"server ended {p.returncode} {flags}")
-    sys.exit("not ready")
-def stop(p): p.send_signal(signal.SIGTERM); p.wait(30)
-def ask(prompt, n, top):
-    body = {"model": "m", "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "logprobs": top, "return_token_ids": True}
-    r = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
-    a = json.loads(urllib.request.urlopen(r, timeout=120).read()); return a
-def metric(name):
-    t = urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics").read().decode()
-    return sum(float(l.rsplit(" ", 1)[1]) for l in t.splitlines() if name in l and not l.startswith("#"))
-r = random.Random(5); vocab = int(os.environ.get("VOCAB", "199000")); longest = int(os.environ.get("LONGEST", "6000"))
-prompts = [[r.randrange(vocab) for _ in range(r.randrange(10, longest))] for _ in range(64)]
-def all_at_once(width):
-    got = [None] * len(prompts); it = iter(range(len(prompts))); lock = threading.Lock()
-    def work():
-        while True:
-            with lock: i = next(it, None)
-            if i is None: return
-            got[i] = ask(prompts[i], 48, 2)
-    ts = [threading.Thread(target=work) for _ in range(width)]; [t.start() for t in ts]; [t.join() for t in ts]
-    return got
-def tokens_of(a): return a["choices"][0]["token_ids"]
-runs = {}
-blocks = os.environ.get("BLOCKS", "1500")
-for name, flags in (("async", []), ("sync", ["--no-async-scheduling"])):
-    p = start("--num-gpu-blocks-override", blocks, "--no-enable-prefix-caching", *flags)
-    runs[name] = all_at_once(64)
-    print(name, "preemptions", metric("num_preemptions_total"))
-    if name == "sync": runs["one"] = all_at_once(1)
-    stop(p)
-for other in ("sync", "one"):
-    same, gaps, short = 0, [], 0
-    for a, b in zip(runs["async"], runs[other]):
-        ta, tb = tokens_of(a), tokens_of(b)
-        if len(ta) != 48 or len(tb) != 48 or a["usage"]["completion_tokens"] != 48: short += 1
-        d = next((i for i, (x, y) in enumerate(zip(ta, tb)) if x != y), None)
-        if d is None: same += 1
+PROMPTS, TOKENS, LONGEST, BLOCKS = 64, 48, 3000, 750
+CONTEXTS = (100, 1000, 8000, 30000)
+
+
+def fetch(path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", data, {"content-type": "application/json"})
+    return urllib.request.urlopen(request, timeout=120).read().decode()
+
+
+class Server:
+    def __init__(self, backends, *flags):
+        self.command = [GOSSAMER, "serve", MODEL, "--served-model-name", "m", "--backend-dir", backends, "--port", str(PORT)]
+        self.command += ["--no-enable-prefix-caching", *FLAGS, *flags]
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.lines = []
+        threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
+        for _ in range(1200):
+            try:
+                fetch("/health")
+                return self
+            except OSError:
+                time.sleep(0.1)
+            if self.process.poll() is not None:
+                sys.exit("the server ended:\n" + "".join(self.lines[-5:]))
+        sys.exit("the server was not ready after two minutes")
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+def ask(prompt, tokens, logprobs):
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "logprobs": logprobs}
+    return json.loads(fetch("/v1/completions", body | {"return_token_ids": True}))
+
+
+def drawn(answer):
+    return answer["choices"][0]["token_ids"]
+
+
+def pre_emptions():
+    lines = fetch("/metrics").splitlines()
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if "num_preemptions_total" in line and line[0] != "#"))
+
+
+def at_once(prompts):
+    answers = [None] * len(prompts)
+
+    def one(i):
+        answers[i] = ask(prompts[i], TOKENS, 2)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def asynchronous(random_tokens, backends, what):
+    prompts = [random_tokens(generator.randrange(10, LONGEST)) for _ in range(PROMPTS)]
+    answers = []
+    for flags in ([], ["--no-async-scheduling"]):
+        with Server(backends, "--num-gpu-blocks-override", str(BLOCKS), *flags):
+            answers.append(at_once(prompts))
+            print(f"{what}, {' '.join(flags) or 'asynchronous'}: {pre_emptions()} pre-emptions")
+    same, gaps, wrong = 0, [], 0
+    for first, second in zip(*answers):
+        wrong += len(drawn(first)) != TOKENS or len(drawn(second)) != TOKENS or first["usage"]["completion_tokens"] != TOKENS
+        part = next((i for i, (a, b) in enumerate(zip(drawn(first), drawn(second))) if a != b), None)
+        if part is None:
+            same += 1
         else:
-            top = sorted(a["choices"][0]["logprobs"]["top_logprobs"][d].values(), reverse=True)
-            gaps.append(round(top[0] - top[1], 5) if len(top) > 1 else 9.9)
-    print(f"case 17: async at 64 against {other}: {same} of 64 the same, {short} of a wrong length, top-2 gaps where they part: {sorted(gaps)}")
-# case 42
-lens = [n for n in (100, 1000, 8000, 30000) if n < longest * 6]
-texts = {n: [r.randrange(vocab) for _ in range(n)] for n in lens}
-def tops():
-    res = {}
-    for n in lens:
-        a = ask(texts[n], 4, 5); l = a["choices"][0]["logprobs"]; res[n] = (tokens_of(a), l["token_logprobs"], l["top_logprobs"])
-    return res
-p = start(); base = tops(); stop(p)
-p = start("--kv-cache-dtype", "fp8")
-for n in (317, 5000, 77, 12001): ask([r.randrange(vocab) for _ in range(min(n, longest * 2))], 3, 1)
-first, again = tops(), None
-for n in (1213, 64, 9000): ask([r.randrange(vocab) for _ in range(min(n, longest * 2))], 3, 1)
-again = tops(); stop(p)
-for n in lens:
-    b, f = base[n], first[n]
-    finite = all(x == x and x > -1e9 for x in f[1])
-    common = [abs(f[2][0][k] - v) for k, v in b[2][0].items() if k in f[2][0]]
-    print(f"case 42: {n} tokens: finite {finite}, the same again after others {f == again[n]}, first tokens {b[0]} {f[0]}, largest difference of the {len(common)} common of top 5 log-probabilities {max(common, default=-1):.4f}")
+            top = sorted(first["choices"][0]["logprobs"]["top_logprobs"][part].values(), reverse=True)
+            gaps.append(round(top[0] - top[1], 4))
+    print(f"{what}: {same} of {PROMPTS} alike, {wrong} of a wrong length; where they part the first two are {sorted(gaps)} apart")
+
+
+def contexts(random_tokens):
+    texts = {n: random_tokens(n) for n in CONTEXTS}
+
+    def next_tokens():
+        return {n: ask(text, 4, 5)["choices"][0] for n, text in texts.items()}
+
+    with Server(BACKENDS):
+        exact = next_tokens()
+    with Server(BACKENDS, "--kv-cache-dtype", "fp8"):
+        seen = []
+        for others in ((317, 5000, 77, 12001), (1213, 64, 9000)):
+            for n in others:
+                ask(random_tokens(n), 3, 1)
+            seen.append(next_tokens())
+    for n in CONTEXTS:
+        first, second, reference = seen[0][n], seen[1][n], exact[n]
+        numbers = all(value is not None and value == value for value in first["logprobs"]["token_logprobs"])
+        top, others = (choice["logprobs"]["top_logprobs"][0] for choice in (reference, first))
+        apart = [abs(others[token] - value) for token, value in top.items() if token in others]
+        again = "the same" if first == second else "others"
+        print(
+            f"E4M3 cache, {n} tokens: {'all numbers' if numbers else 'NOT ALL NUMBERS'}, {again} after other requests; of the first token's five "
+            f"likeliest {len(apart)} in common with bfloat16, at most {max(apart, default=0):.3f} apart"
+        )
+
+
+if len(sys.argv) < 5:
+    sys.exit(__doc__)
+GOSSAMER, BACKENDS, PORTABLE, MODEL, *FLAGS = sys.argv[1:]
+generator = random.Random(5)
+# Control tokens stand at the end of the vocabulary.
+ORDINARY = json.loads((pathlib.Path(MODEL) / "config.json").read_text())["vocab_size"] * 99 // 100
+
+
+def tokens(count):
+    return [generator.randrange(ORDINARY) for _ in range(count)]
+
+
+asynchronous(tokens, PORTABLE, "portable kernels")
+asynchronous(tokens, BACKENDS, "tuned kernels")
+contexts(tokens)

@@ -227,6 +227,14 @@ impl Op {
         }
     }
 
+    /// The matrices of a dense product; they are held side by side.
+    pub fn segments(&self) -> &[SegmentIds] {
+        match self {
+            Self::Gemm { segments, .. } | Self::QkvRope { segments, .. } => segments,
+            _ => &[],
+        }
+    }
+
     /// Whether its rows are those of the drawn tokens.
     pub fn runs_on_samples(&self) -> bool {
         matches!(self, Self::Sample { .. } | Self::Gemm { desc: GemmDesc { gather: 1, .. }, .. })

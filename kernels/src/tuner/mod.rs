@@ -59,7 +59,8 @@ pub fn candidates(
                 .map(|tactic| Candidate { backend, tactic }),
         );
     }
-    let few = if matches!(desc, OpDesc::Gemm(_)) { FEW_TOKENS_OF_PRODUCTS } else { FEW_TOKENS };
+    let product = matches!(desc, OpDesc::Gemm(_) | OpDesc::QkvRope(_));
+    let few = if product { FEW_TOKENS_OF_PRODUCTS } else { FEW_TOKENS };
     if tokens <= few || matches!(desc, OpDesc::Attention(desc) if desc.single == 1) {
         // Until something is measured: kernels made for few tokens come first where there are few, or few of each sequence.
         all.sort_by_key(|candidate| backends.list()[candidate.backend].name() != FEW_TOKENS_BACKEND);

@@ -102,6 +102,16 @@ fn expert_matrices(graph: &Graph) -> Vec<(ExpertWeightIds, bool)> {
     graph.nodes.iter().flat_map(|node| of_op(&node.op)).collect()
 }
 
+/// Of every product its matrices, and its biases.
+fn side_by_side(graph: &Graph) -> Vec<Vec<WeightId>> {
+    let of_op = |op: &Op| {
+        let matrices = op.segments().iter().map(|segment| segment.weight).collect();
+        let biases = op.segments().iter().filter_map(|segment| segment.bias).collect();
+        [matrices, biases]
+    };
+    graph.nodes.iter().flat_map(|node| of_op(&node.op)).collect()
+}
+
 /// Offsets of all weights (`None`: held inside another), and the size of the whole.
 struct Plan {
     offsets: Vec<Option<u64>>,
@@ -150,15 +160,10 @@ impl Plan {
             placed[ids.blocks.0 as usize] = true;
             placed[ids.scales.0 as usize] = true;
         }
-        for node in &graph.nodes {
-            let Op::Gemm { segments, .. } = &node.op else { continue };
-            let matrices: Vec<WeightId> = segments.iter().map(|segment| segment.weight).collect();
-            let biases: Vec<WeightId> = segments.iter().filter_map(|segment| segment.bias).collect();
-            for ids in [matrices, biases] {
-                for (at, id) in ids.iter().enumerate() {
-                    if !std::mem::replace(&mut placed[id.0 as usize], true) {
-                        plan.place(*id, graph.weight(*id).bytes(), at == 0);
-                    }
+        for ids in side_by_side(graph) {
+            for (at, id) in ids.iter().enumerate() {
+                if !std::mem::replace(&mut placed[id.0 as usize], true) {
+                    plan.place(*id, graph.weight(*id).bytes(), at == 0);
                 }
             }
         }
@@ -362,7 +367,35 @@ pub fn load(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gossamer_kernels::graph::WeightType;
+    use gossamer_kernels::graph::{GraphOptions, Shard, WeightType, build};
+    use gossamer_kernels::passes;
+
+    #[test]
+    fn matrices_of_a_product_lie_side_by_side_whatever_it_was_fused_into() {
+        let directory =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/golden-a");
+        let config = gossamer_config::ModelConfig::load(&directory).unwrap();
+        let options = GraphOptions {
+            activation: DType::BF16,
+            kv: DType::BF16,
+            block_size: 64,
+            max_logprobs: 5,
+            allow_fp8_experts: false,
+            allow_fp8_attention: false,
+            shard: Shard::WHOLE,
+        };
+        let plain = build(&config, &options);
+        let threes =
+            |graph: &Graph| side_by_side(graph).into_iter().filter(|ids| ids.len() == 3).collect::<Vec<_>>();
+        // Queries, keys and values of each layer: matrices and biases.
+        assert_eq!(threes(&plain).len(), 2 * config.layers.len());
+        for pass in passes::PASSES.iter().map(|pass| pass.name).chain(["none"]) {
+            let mut fused = plain.clone();
+            let off = passes::parse_disabled(Some(pass).filter(|pass| *pass != "none")).unwrap();
+            passes::run(&mut fused, &off, &|_| true);
+            assert_eq!(threes(&fused), threes(&plain), "without {pass}");
+        }
+    }
 
     #[test]
     fn parts_of_a_made_up_weight_are_those_of_the_whole() {
