@@ -29,9 +29,13 @@ pub fn check_embed<M: Memory>(
     })
 }
 
-pub(super) fn norm_reference(row: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {
+fn norm_factor(row: &[f64], eps: f32) -> f64 {
     let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
-    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    1.0 / (mean + f64::from(eps)).sqrt()
+}
+
+pub(super) fn norm_reference(row: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {
+    let scale = norm_factor(row, eps);
     row.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
 }
 
@@ -103,6 +107,8 @@ impl GemmShape {
 pub(super) struct Product {
     pub args: GemmArgs,
     pub expected: Vec<f64>,
+    /// As expected, but with the norm's factor applied to the sums, and rounded to the type of the outputs.
+    pub rounded: Vec<f64>,
 }
 
 /// Where a product's matrices lie.
@@ -154,19 +160,28 @@ impl<M: Memory> Bench<'_, M> {
         }
         let (residual, residuals) =
             self.put_values(&random.normals(tokens as usize * columns, 1.0), desc.out);
-        let mut expected = Vec::with_capacity(tokens as usize * columns);
+        let (mut expected, mut rounded) = (Vec::new(), Vec::new());
         for (t, row) in rows.iter().enumerate() {
             let row = &values[*row as usize * k..][..k];
-            let row = match desc.norm {
-                1 => norm_reference(row, &norm_weights, desc.eps),
-                _ => row.to_vec(),
+            let (normed, gained, factor) = match desc.norm {
+                1 => (
+                    norm_reference(row, &norm_weights, desc.eps),
+                    row.iter().zip(&norm_weights).map(|(x, weight)| x * weight).collect(),
+                    norm_factor(row, desc.eps),
+                ),
+                _ => (row.to_vec(), row.to_vec(), 1.0),
             };
-            let row: Vec<f64> = row.iter().map(|value| round(*value, desc.activation)).collect();
+            let narrow = |row: Vec<f64>| -> Vec<f64> {
+                row.into_iter().map(|value| round(value, desc.activation)).collect()
+            };
+            let (normed, gained) = (narrow(normed), narrow(gained));
             for j in 0..columns {
-                let dot: f64 = row.iter().zip(&weights[j * k..][..k]).map(|(a, b)| a * b).sum();
+                let dot =
+                    |row: &[f64]| row.iter().zip(&weights[j * k..][..k]).map(|(a, b)| a * b).sum::<f64>();
                 let bias = if bias { biases[j] } else { 0.0 };
                 let residual = if desc.residual == 1 { residuals[t * columns + j] } else { 0.0 };
-                expected.push(dot + bias + residual);
+                expected.push(dot(&normed) + bias + residual);
+                rounded.push(round(dot(&gained) * factor + bias + residual, desc.out));
             }
         }
         let args = GemmArgs {
@@ -178,7 +193,7 @@ impl<M: Memory> Bench<'_, M> {
             out: 0,
             tokens,
         };
-        Product { args, expected }
+        Product { args, expected, rounded }
     }
 }
 
@@ -189,8 +204,8 @@ pub fn check_gemm<M: Memory>(bench: &mut Bench<M>, shape: &GemmShape, seed: u64)
     let bound = bound(desc.out).max(if desc.norm == 1 { bound(desc.activation) } else { 0.0 });
     bench.run(&case, OpDesc::Gemm(desc), tokens, bound, |bench| {
         let mut random = Random::new(seed);
-        let matrices = if seed % 3 == 0 { Matrices::SideBySide } else { Matrices::Apart };
-        let Product { args, expected } = bench.put_product(&mut random, shape, matrices);
+        let matrices = if seed.is_multiple_of(3) { Matrices::SideBySide } else { Matrices::Apart };
+        let Product { args, expected, .. } = bench.put_product(&mut random, shape, matrices);
         let in_place = desc.residual == 1 && seed % 2 == 1;
         let out = if in_place { args.residual } else { bench.put_poison(expected.len(), desc.out) };
         (OpArgs::Gemm(GemmArgs { out, ..args }), vec![Output::new(out, desc.out, expected)])
