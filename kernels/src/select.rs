@@ -103,6 +103,13 @@ impl Backends {
                 Support::No(_) => {}
             }
         }
+        // A product with rotary embedding inside is anybody's, unless the one who must do attention has none: then it stays in parts, and
+        // the rotary embedding his.
+        if let (OpKind::QkvRope, Some(forced)) = (desc.kind(), self.attention)
+            && answers[forced] != Support::Yes
+        {
+            able.clear();
+        }
         // The portable backend comes last: it is there to be right, not to be fast.
         able.sort_by_key(|index| self.list[*index].name() == "fallback");
         if able.is_empty() {
@@ -155,6 +162,17 @@ mod tests {
     #[test]
     fn a_forced_backend_is_the_only_candidate() {
         assert_eq!(backends(Some("fallback")).unwrap().able(&attention()).unwrap(), [0]);
+    }
+
+    #[test]
+    fn a_fused_product_is_anybodys_unless_the_forced_backend_has_none() {
+        let mut graph = build(&config(), &options());
+        crate::passes::run(&mut graph, &std::collections::BTreeSet::new(), &|_| true);
+        let fused = graph.nodes.iter().map(|node| node.op.desc()).find(|desc| desc.kind() == OpKind::QkvRope);
+        let fused = fused.unwrap();
+        assert_eq!(backends(None).unwrap().able(&fused).unwrap(), [2, 0]);
+        assert_eq!(backends(Some("other")).unwrap().able(&fused).unwrap(), [2, 0]);
+        assert!(backends(Some("quick")).unwrap().able(&fused).is_err());
     }
 
     #[test]

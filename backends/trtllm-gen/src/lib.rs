@@ -424,7 +424,7 @@ gossamer_backend_api::export_backend!(FewTokens, "trtllm-gen", env!("CARGO_PKG_V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gossamer_backend_api::ops::{RouteDesc, Segment};
+    use gossamer_backend_api::ops::{RopeKvWriteDesc, RouteDesc, Segment};
 
     fn product(out_features: [u32; 3]) -> GemmDesc {
         GemmDesc {
@@ -461,6 +461,40 @@ mod tests {
         let single = product([48, 0, 0]);
         let alone = [segment(8, 0), Segment::default(), Segment::default()];
         assert_eq!(matrices(&single, &args(alone, 64)), Some(vec![(8, 0, 48, 0)]));
+    }
+
+    #[test]
+    fn rotary_embedding_goes_into_the_product_of_few_tokens_and_apart_from_it_beyond() {
+        let backend = FewTokens { unusable: None };
+        let rope = RopeKvWriteDesc {
+            heads: 8,
+            kv_heads: 2,
+            head_dim: 64,
+            block_size: 64,
+            activation: DType::BF16,
+            kv: DType::BF16,
+            magnitude: 1.0,
+        };
+        let desc = |product| OpDesc::QkvRope(QkvRopeDesc { product, rope });
+        let names = |desc: &OpDesc, tokens| {
+            let tactics = backend.tactics(desc, tokens);
+            tactics.into_iter().map(|tactic| tactic.name).collect::<Vec<_>>()
+        };
+        let qkv = GemmDesc { in_features: 2880, ..product([512, 128, 128]) };
+        assert_eq!(names(&desc(qkv), 16), ["stream-rope", "stream", "portable"]);
+        assert_eq!(names(&desc(qkv), 17), ["stream", "portable"]);
+        assert_eq!(names(&desc(qkv), 65), ["portable"]);
+        // Its kernel keeps fewer columns in registers than the product's alone.
+        assert_eq!(names(&desc(GemmDesc { in_features: 4096, ..qkv }), 1), ["stream", "portable"]);
+        let refused = [
+            GemmDesc { residual: 1, ..qkv },
+            GemmDesc { gather: 1, ..qkv },
+            GemmDesc { out: DType::F32, ..qkv },
+            product([512, 128, 64]),
+        ];
+        for product in refused {
+            assert_ne!(backend.supports(&desc(product)), Support::Yes, "{product:?}");
+        }
     }
 
     #[test]

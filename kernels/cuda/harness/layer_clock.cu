@@ -1,7 +1,7 @@
 // archs: 90a
 // When the blocks of a decode layer's kernels start, pass their marks and end: `layer_clock OUT [TOKENS] [apart]` writes a line a
-// block, which kernels/profile/layer.py makes a table of; with `apart`, rotary embedding is a kernel of its own. The kernels are compiled again here, with their clocks; that costs a few
-// microseconds a layer.
+// block, which kernels/profile/layer.py makes a table of; with `apart`, rotary embedding is a kernel of its own. The kernels are
+// compiled again here, with their clocks; that costs a few microseconds a layer.
 #define GOSSAMER_CLOCK
 #include "../gemm/tiny.cu"
 #include "../attention/rope.cu"

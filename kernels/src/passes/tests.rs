@@ -191,5 +191,5 @@ fn text_and_svg_show_alike_layers_once() {
     let after = graph.text();
     assert!(after.contains("moe-fused") && !after.contains("moe-product"), "{after}");
     let svg = graph.svg("a < b");
-    assert!(svg.contains("a &lt; b") && svg.matches("<rect").count() == 14, "{svg}");
+    assert!(svg.contains("a &lt; b") && svg.matches("<rect").count() == 12, "{svg}");
 }

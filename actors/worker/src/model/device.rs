@@ -22,7 +22,7 @@ use crate::executor::{ExecutorError, Progress};
 use crate::slots::SlotTable;
 use gossamer_backend_api::ops::SampleRow;
 use gossamer_kernels::graph::Op;
-use gossamer_wire::{InputTokens, Run, StepPlan, StepResult};
+use gossamer_wire::{InputTokens, Run, StepPlan, StepResult, WorkerInfo};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,7 +167,7 @@ impl Steps {
     }
 
     /// Places whose row numbers and positions count up, and whose slots are those of the pool's first block; nothing may be in flight.
-    pub fn tuning_places(&self, rows: u32, groups: usize) -> Result<Places, CudaError> {
+    pub fn tuning_places(&self, rows: u32, info: &WorkerInfo) -> Result<Places, CudaError> {
         let room = self.inputs.bytes() as usize - self.last_bytes;
         // An even number, so that slots stand on eight bytes.
         let rows = (rows as usize).next_multiple_of(2).min(room / 24 * 2);
@@ -177,14 +177,19 @@ impl Steps {
             word.copy_from_slice(&(row as u32).to_ne_bytes());
         }
         for (row, slot) in slots.chunks_exact_mut(8).enumerate() {
-            slot.copy_from_slice(&(row as u64 % 64).to_ne_bytes());
+            slot.copy_from_slice(&(row as u64 % u64::from(info.block_size)).to_ne_bytes());
         }
         let base = self.inputs.address() + self.last_bytes as u64;
         // SAFETY: the part lies in the buffer; the staging lives until the stream was waited for.
         unsafe { self.stream.upload(base, &staging, rows * 12) }?;
         self.stream.synchronize()?;
         let group = GroupPlaces { slots: base + rows as u64 * 4, ..GroupPlaces::default() };
-        Ok(Places { sampled_rows: base, positions: base, groups: vec![group; groups], ..Places::default() })
+        Ok(Places {
+            sampled_rows: base,
+            positions: base,
+            groups: vec![group; info.groups.len()],
+            ..Places::default()
+        })
     }
 
     /// Address of the last token that a slot drew.

@@ -76,7 +76,7 @@ impl Model {
                     Some(places) => places,
                     None => continue,
                 },
-                _ => steps.tuning_places(open.tokens, self.info.groups.len())?,
+                _ => steps.tuning_places(open.tokens, &self.info)?,
             };
             let mut costs = Vec::with_capacity(open.candidates.len());
             for candidate in &open.candidates {
