@@ -115,7 +115,7 @@ impl Backends {
         if able.is_empty() {
             let reason = |(backend, answer): (&Arc<dyn KernelBackend>, &Support)| match answer {
                 Support::No(reason) => format!("{}: {reason}", backend.name()),
-                Support::Yes => backend.name().to_owned(),
+                Support::Yes => format!("{}: another does attention", backend.name()),
             };
             let reasons: Vec<_> = self.list.iter().zip(&answers).map(reason).collect();
             let reasons = if reasons.is_empty() { "none is loaded".to_owned() } else { reasons.join("; ") };

@@ -206,7 +206,7 @@ impl<M: Memory> Bench<'_, M> {
     }
 }
 
-/// The qkv product with rotary embedding and cache writes; its matrices side by side for even seeds.
+/// The qkv product with rotary embedding and cache writes, its matrices apart and side by side.
 pub fn check_qkv_rope<M: Memory>(
     bench: &mut Bench<M>,
     tokens: u32,
@@ -241,15 +241,19 @@ pub fn check_qkv_rope<M: Memory>(
     if bench.backend.supports(&OpDesc::QkvRope(desc)) != Support::Yes {
         return Vec::new();
     }
-    bench.run(&case, OpDesc::QkvRope(desc), tokens, bound(activation), |bench| {
-        let mut random = Random::new(seed);
-        let shape = GemmShape { desc: product, tokens, bias: true };
-        let matrices = if seed.is_multiple_of(2) { Matrices::SideBySide } else { Matrices::Apart };
-        let Product { args, expected, rounded } = bench.put_product(&mut random, &shape, matrices);
-        let qkv = bench.put_poison(expected.len(), activation);
-        let (rope, outputs) = bench.put_rope(&mut random, &rope, qkv, (expected, Some(rounded)), seed);
-        (OpArgs::QkvRope(QkvRopeArgs { product: GemmArgs { out: qkv, ..args }, rope }), outputs)
-    })
+    let mut outcomes = Vec::new();
+    for matrices in [Matrices::Apart, Matrices::SideBySide] {
+        let case = format!("{case} {matrices:?}");
+        outcomes.extend(bench.run(&case, OpDesc::QkvRope(desc), tokens, bound(activation), |bench| {
+            let mut random = Random::new(seed);
+            let shape = GemmShape { desc: product, tokens, bias: true };
+            let Product { args, expected, rounded } = bench.put_product(&mut random, &shape, matrices);
+            let qkv = bench.put_poison(expected.len(), activation);
+            let (rope, outputs) = bench.put_rope(&mut random, &rope, qkv, (expected, Some(rounded)), seed);
+            (OpArgs::QkvRope(QkvRopeArgs { product: GemmArgs { out: qkv, ..args }, rope }), outputs)
+        }));
+    }
+    outcomes
 }
 
 /// What stands in rows that a launch must leave alone; exact in every type.

@@ -333,3 +333,48 @@ impl KernelBackend for ManyTokens {
 }
 
 gossamer_backend_api::export_backend!(ManyTokens, "cutlass", env!("CARGO_PKG_VERSION"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gossamer_backend_api::ops::RopeKvWriteDesc;
+
+    #[test]
+    fn a_qkv_product_with_rotary_embedding_behind_it_has_the_products_tactics_and_its_refusals() {
+        let backend = ManyTokens { unusable: None };
+        let product = GemmDesc {
+            in_features: 2880,
+            out_features: [512, 128, 128],
+            activation: DType::BF16,
+            out: DType::BF16,
+            weight: DType::BF16,
+            norm: 1,
+            eps: 1e-5,
+            residual: 0,
+            gather: 0,
+        };
+        let rope = RopeKvWriteDesc {
+            heads: 8,
+            kv_heads: 2,
+            head_dim: 64,
+            block_size: 64,
+            activation: DType::BF16,
+            kv: DType::F8E4M3,
+            magnitude: 1.0,
+        };
+        for tokens in [1, 64, 8192] {
+            let fused = backend.tactics(&OpDesc::QkvRope(QkvRopeDesc { product, rope }), tokens);
+            let alone = backend.tactics(&OpDesc::Gemm(product), tokens);
+            assert!(!fused.is_empty() && fused == alone, "{tokens}");
+        }
+        let refused = [
+            QkvRopeDesc { product: GemmDesc { residual: 1, ..product }, rope },
+            QkvRopeDesc { product: GemmDesc { out: DType::F32, ..product }, rope },
+            QkvRopeDesc { product, rope: RopeKvWriteDesc { block_size: 16, ..rope } },
+            QkvRopeDesc { product, rope: RopeKvWriteDesc { heads: 16, ..rope } },
+        ];
+        for desc in refused {
+            assert_ne!(backend.supports(&OpDesc::QkvRope(desc)), Support::Yes, "{desc:?}");
+        }
+    }
+}

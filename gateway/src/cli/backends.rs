@@ -59,10 +59,11 @@ pub fn list(args: &BackendsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The operations of a graph before fusion, without the mixture of experts as one, and after every pass, whoever can do them.
+/// The operations of a graph before fusion, with all passes but those that only device backends have the whole of, and after every pass,
+/// whoever can do them.
 fn forms(plain: Graph) -> Vec<Node> {
     let mut asked = plain.nodes.clone();
-    for disabled in [&["fused-moe"][..], &[]] {
+    for disabled in [&["fused-moe", "qkv-rope"][..], &[]] {
         let mut fused = plain.clone();
         passes::run(&mut fused, &disabled.iter().copied().collect(), &|_| true);
         asked.extend(fused.nodes);
@@ -83,7 +84,7 @@ pub fn probe(args: &ProbeArgs) -> Result<(), Failure> {
     if !notes.is_empty() {
         writeln!(stdout(), "  {notes}")?;
     }
-    // Everything that a graph may ask for: before fusion, after it, and where the mixture of experts stays in three.
+    // Everything that a graph may ask for: before fusion, after it, and where the mixture of experts and the qkv product stay in parts.
     let mut asked = forms(options.unfused(&model));
     // What only a rank of several does: the sums over them.
     options.shard = Shard { rank: 0, ranks: 2 };

@@ -9,7 +9,7 @@
 // Weights are requested before the wait for the previous grid.
 // With rotary embedding inside (the qkv product of up to 16 tokens): the pairs of a head are neighbouring rows of A, so the thread that
 // finishes one has the other, rotates them, and writes queries to the output, keys and values into the cache.
-// Refuses: more than 64 tokens, rows off the multiples of 16, k off the multiples of 32 or above 4096.
+// Refuses: more than 64 tokens, rows off the multiples of 16, k off the multiples of 32 or above 4096 (with rotary embedding 16 tokens, 3072).
 #include <cuda_bf16.h>
 
 #include "../attention/rope.cuh"

@@ -381,8 +381,10 @@ int main(int argc, char** argv) {
   std::mt19937 rng(argc > 3 ? std::atoi(argv[3]) : std::random_device{}());
   if (mode == "check") {
     const bool small = argc > 2 && std::string(argv[2]) == "small", least = argc > 2 && std::string(argv[2]) == "least";
-    if (least) check({5, 90, 300}, 1, 0, false, true, rng);  // for tools that make everything a thousand times slower
-    else for (bool fp8 : {false, true}) {
+    if (least) {  // for tools that make everything a thousand times slower
+      check({5, 90, 300}, 1, 0, false, true, rng);
+      check_inside(2, false, rng), check_inside(13, true, rng);
+    } else for (bool fp8 : {false, true}) {
       for (int tokens : {1, 2, 5, 8, 13, 16}) check_inside(tokens, fp8, rng);
       check({1, 2, 15, 16, 17, 63, 64, 65, 0, 127, 128, 129, 130}, 2, 0, fp8, true, rng);
       check({1, 64, 127, 128, 129, 200, 333}, 2, 128, fp8, true, rng);

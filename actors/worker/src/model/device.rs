@@ -170,7 +170,8 @@ impl Steps {
     pub fn tuning_places(&self, rows: u32, info: &WorkerInfo) -> Result<Places, CudaError> {
         let room = self.inputs.bytes() as usize - self.last_bytes;
         // An even number, so that slots stand on eight bytes.
-        let rows = (rows as usize).next_multiple_of(2).min(room / 24 * 2);
+        let rows = (rows as usize).next_multiple_of(2);
+        assert!(rows * 12 <= room, "the room for inputs holds the places of a step");
         let mut staging = Pinned::new(rows * 12)?;
         let (words, slots) = staging.bytes_mut().split_at_mut(rows * 4);
         for (row, word) in words.chunks_exact_mut(4).enumerate() {

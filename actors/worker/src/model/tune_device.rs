@@ -118,8 +118,8 @@ impl Model {
             }
             let node = nodes[round % nodes.len()];
             let args = self.args(node, open.tokens, places);
-            // SAFETY: activations lie in the arena; `places` hold row numbers below the token count, or sequences whose rows
-            // are, with blocks of the pool.
+            // SAFETY: activations lie in the arena; `places` hold row numbers below the token count, and slots of the pool's first block
+            // for as many; or sequences whose rows are, with blocks of the pool. Nobody's tokens are in the pool yet.
             let launched = unsafe { self.launch_as(&open.desc, args, choice, steps.stream().raw()) };
             if let Err(error) = launched {
                 tracing::debug!(%error, operation = open.operation, "a tactic cannot be measured");

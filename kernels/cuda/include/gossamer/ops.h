@@ -140,7 +140,7 @@ typedef struct {
 } GossamerRopeKvArgs;
 int gossamer_rope_kv(const GossamerRopeKvArgs* args, cudaStream_t stream);
 // The same behind the qkv product, in one kernel, for up to 16 tokens: bit for bit what the two leave, but for the product's keys and
-// values, which are not written to `out`. No residual, no float output; `rope`'s qkv is not read.
+// values, which are not written to `out`. K at most 3072, no residual, no float output; `rope`'s qkv is not read.
 int gossamer_tiny_qkv(const GossamerTinyGemmArgs* product, const GossamerRopeKvArgs* rope, cudaStream_t stream);
 
 // Split-KV attention over the paged cache. Head size 64.
