@@ -56,6 +56,10 @@ class Server:
         self.process.wait(60)
 
 
+def random_tokens(count):
+    return [generator.randrange(ORDINARY) for _ in range(count)]
+
+
 def ask(prompt, tokens, logprobs):
     body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "logprobs": logprobs}
     return json.loads(fetch("/v1/completions", body | {"return_token_ids": True}))
@@ -84,7 +88,7 @@ def at_once(prompts):
     return answers
 
 
-def asynchronous(random_tokens, backends, what):
+def asynchronous(backends, what):
     prompts = [random_tokens(generator.randrange(10, LONGEST)) for _ in range(PROMPTS)]
     answers, again = [], 0
     for flags in ([], ["--no-async-scheduling"]):
@@ -111,7 +115,7 @@ def asynchronous(random_tokens, backends, what):
     print(f"{what}: {same} of {PROMPTS} alike, {wrong} of a wrong length; where they part the first two are {sorted(gaps)} apart")
 
 
-def contexts(random_tokens):
+def contexts():
     texts = {n: random_tokens(n) for n in CONTEXTS}
 
     def next_tokens():
@@ -146,12 +150,7 @@ generator = random.Random(5)
 # Control tokens stand at the end of the vocabulary.
 ORDINARY = json.loads((pathlib.Path(MODEL) / "config.json").read_text())["vocab_size"] * 99 // 100
 
-
-def tokens(count):
-    return [generator.randrange(ORDINARY) for _ in range(count)]
-
-
-asynchronous(tokens, PORTABLE, "portable kernels")
-asynchronous(tokens, BACKENDS, "tuned kernels")
-contexts(tokens)
+asynchronous(PORTABLE, "portable kernels")
+asynchronous(BACKENDS, "tuned kernels")
+contexts()
 sys.exit("FAILED: " + "; ".join(FAILURES) if FAILURES else 0)

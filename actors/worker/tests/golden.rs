@@ -192,7 +192,7 @@ fn toggled(directory: &Path, golden: &Golden, base: &ModelOptions) -> Vec<(&'sta
     let mut made = vec![("none", fused), ("all", parts)];
     for pass in all {
         let (operations, answers) = run(&[pass]);
-        // Over ranks there is nothing to sum here, and the mixture of experts as one is nothing for CPUs.
+        // Over ranks there is nothing to sum here, and the mixture of experts and the qkv product as one are nothing for CPUs.
         let fires = !["all-reduce-norm", "fused-moe", "qkv-rope"].contains(&pass)
             && (base.allow_fp8_experts || !["pad-quantise", "swiglu-quantise"].contains(&pass));
         assert_eq!(operations > fewest, fires, "{pass}: {operations} operations, {fewest} with it");

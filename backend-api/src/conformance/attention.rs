@@ -121,6 +121,20 @@ pub fn check_rope_parts<M: Memory>(
     outcomes
 }
 
+/// Of the rotary cases.
+fn rope_desc(activation: DType, kv: DType) -> RopeKvWriteDesc {
+    let (heads, kv_heads, head_dim, block_size) = ROTARY;
+    RopeKvWriteDesc {
+        heads: heads as u32,
+        kv_heads: kv_heads as u32,
+        head_dim: head_dim as u32,
+        block_size: block_size as u32,
+        activation,
+        kv,
+        magnitude: 1.3465735,
+    }
+}
+
 /// Rotary embedding and cache writes at scattered slots. With E4M3 some values are beyond what fits.
 pub fn check_rope<M: Memory>(
     bench: &mut Bench<M>,
@@ -130,15 +144,7 @@ pub fn check_rope<M: Memory>(
     seed: u64,
 ) -> Vec<Outcome> {
     let case = format!("rope-kv-write tokens={tokens} {activation} cache={kv} seed={seed}");
-    let desc = RopeKvWriteDesc {
-        heads: 6,
-        kv_heads: 2,
-        head_dim: 64,
-        block_size: 64,
-        activation,
-        kv,
-        magnitude: 1.3465735,
-    };
+    let desc = rope_desc(activation, kv);
     let (bound, spread) = match kv {
         // Without scales the values themselves must reach beyond 448.
         DType::F8E4M3 => (E4M3_BOUND, if seed % 2 == 1 { 1.0 } else { 200.0 }),
@@ -214,10 +220,11 @@ pub fn check_qkv_rope<M: Memory>(
     kv: DType,
     seed: u64,
 ) -> Vec<Outcome> {
-    let [heads, kv_heads, dim, size] = [ROTARY.0, ROTARY.1, ROTARY.2, ROTARY.3].map(|size| size as u32);
+    let rope = rope_desc(activation, kv);
+    let (queries, keys) = (rope.heads * rope.head_dim, rope.kv_heads * rope.head_dim);
     let product = GemmDesc {
         in_features: 160,
-        out_features: [heads * dim, kv_heads * dim, kv_heads * dim],
+        out_features: [queries, keys, keys],
         activation,
         out: activation,
         weight: DType::BF16,
@@ -225,15 +232,6 @@ pub fn check_qkv_rope<M: Memory>(
         eps: 1e-5,
         residual: 0,
         gather: 0,
-    };
-    let rope = RopeKvWriteDesc {
-        heads,
-        kv_heads,
-        head_dim: dim,
-        block_size: size,
-        activation,
-        kv,
-        magnitude: 1.3465735,
     };
     let desc = QkvRopeDesc { product, rope };
     let case = format!("qkv-rope {desc:?} tokens={tokens} seed={seed}");
@@ -247,9 +245,9 @@ pub fn check_qkv_rope<M: Memory>(
         outcomes.extend(bench.run(&case, OpDesc::QkvRope(desc), tokens, bound(activation), |bench| {
             let mut random = Random::new(seed);
             let shape = GemmShape { desc: product, tokens, bias: true };
-            let Product { args, expected, rounded } = bench.put_product(&mut random, &shape, matrices);
+            let Product { args, expected, rounded } = bench.put_product(&mut random, &shape, matrices, true);
             let qkv = bench.put_poison(expected.len(), activation);
-            let (rope, outputs) = bench.put_rope(&mut random, &rope, qkv, (expected, Some(rounded)), seed);
+            let (rope, outputs) = bench.put_rope(&mut random, &rope, qkv, (expected, rounded), seed);
             (OpArgs::QkvRope(QkvRopeArgs { product: GemmArgs { out: qkv, ..args }, rope }), outputs)
         }));
     }

@@ -107,8 +107,8 @@ impl GemmShape {
 pub(super) struct Product {
     pub args: GemmArgs,
     pub expected: Vec<f64>,
-    /// As expected, but with the norm's factor applied to the sums, and rounded to the type of the outputs.
-    pub rounded: Vec<f64>,
+    /// As expected, but with the norm's factor applied to the sums, and rounded to the type of the outputs; where it was asked for.
+    pub rounded: Option<Vec<f64>>,
 }
 
 /// Where a product's matrices lie.
@@ -125,6 +125,7 @@ impl<M: Memory> Bench<'_, M> {
         random: &mut Random,
         shape: &GemmShape,
         matrices: Matrices,
+        rounds: bool,
     ) -> Product {
         let GemmShape { desc, tokens, bias } = shape.clone();
         let (k, columns) = (desc.in_features as usize, desc.columns() as usize);
@@ -160,28 +161,30 @@ impl<M: Memory> Bench<'_, M> {
         }
         let (residual, residuals) =
             self.put_values(&random.normals(tokens as usize * columns, 1.0), desc.out);
+        let products = |t: usize, row: Vec<f64>, factor: f64| -> Vec<f64> {
+            let row: Vec<f64> = row.into_iter().map(|value| round(value, desc.activation)).collect();
+            let product = |j: usize| {
+                let dot: f64 = row.iter().zip(&weights[j * k..][..k]).map(|(a, b)| a * b).sum();
+                let bias = if bias { biases[j] } else { 0.0 };
+                let residual = if desc.residual == 1 { residuals[t * columns + j] } else { 0.0 };
+                dot * factor + bias + residual
+            };
+            (0..columns).map(product).collect()
+        };
         let (mut expected, mut rounded) = (Vec::new(), Vec::new());
         for (t, row) in rows.iter().enumerate() {
             let row = &values[*row as usize * k..][..k];
-            let (normed, gained, factor) = match desc.norm {
-                1 => (
-                    norm_reference(row, &norm_weights, desc.eps),
-                    row.iter().zip(&norm_weights).map(|(x, weight)| x * weight).collect(),
-                    norm_factor(row, desc.eps),
-                ),
-                _ => (row.to_vec(), row.to_vec(), 1.0),
+            let (normed, factor) = match desc.norm {
+                1 => (norm_reference(row, &norm_weights, desc.eps), norm_factor(row, desc.eps)),
+                _ => (row.to_vec(), 1.0),
             };
-            let narrow = |row: Vec<f64>| -> Vec<f64> {
-                row.into_iter().map(|value| round(value, desc.activation)).collect()
-            };
-            let (normed, gained) = (narrow(normed), narrow(gained));
-            for j in 0..columns {
-                let dot =
-                    |row: &[f64]| row.iter().zip(&weights[j * k..][..k]).map(|(a, b)| a * b).sum::<f64>();
-                let bias = if bias { biases[j] } else { 0.0 };
-                let residual = if desc.residual == 1 { residuals[t * columns + j] } else { 0.0 };
-                expected.push(dot(&normed) + bias + residual);
-                rounded.push(round(dot(&gained) * factor + bias + residual, desc.out));
+            expected.extend(products(t, normed, 1.0));
+            if rounds {
+                let gained = match desc.norm {
+                    1 => row.iter().zip(&norm_weights).map(|(x, weight)| x * weight).collect(),
+                    _ => row.to_vec(),
+                };
+                rounded.extend(products(t, gained, factor).into_iter().map(|value| round(value, desc.out)));
             }
         }
         let args = GemmArgs {
@@ -193,7 +196,7 @@ impl<M: Memory> Bench<'_, M> {
             out: 0,
             tokens,
         };
-        Product { args, expected, rounded }
+        Product { args, expected, rounded: rounds.then_some(rounded) }
     }
 }
 
@@ -205,7 +208,7 @@ pub fn check_gemm<M: Memory>(bench: &mut Bench<M>, shape: &GemmShape, seed: u64)
     bench.run(&case, OpDesc::Gemm(desc), tokens, bound, |bench| {
         let mut random = Random::new(seed);
         let matrices = if seed.is_multiple_of(3) { Matrices::SideBySide } else { Matrices::Apart };
-        let Product { args, expected, .. } = bench.put_product(&mut random, shape, matrices);
+        let Product { args, expected, .. } = bench.put_product(&mut random, shape, matrices, false);
         let in_place = desc.residual == 1 && seed % 2 == 1;
         let out = if in_place { args.residual } else { bench.put_poison(expected.len(), desc.out) };
         (OpArgs::Gemm(GemmArgs { out, ..args }), vec![Output::new(out, desc.out, expected)])

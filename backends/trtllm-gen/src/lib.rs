@@ -87,11 +87,6 @@ fn check_attention(desc: &AttentionDesc) -> Result<(), String> {
     need(desc.scale > 0.0, || format!("a positive scale, not {}", desc.scale))
 }
 
-fn check_qkv_rope(desc: &QkvRopeDesc) -> Result<(), String> {
-    check_gemm(&desc.product)?;
-    kernels::check_qkv_rope(desc)
-}
-
 /// Whether queries and probabilities may be rounded to E4M3, as keys and values are: a tactic of its own.
 fn rounds(desc: &AttentionDesc) -> bool {
     desc.allow_fp8 == 1 && desc.kv == DType::F8E4M3
@@ -114,7 +109,10 @@ impl FewTokens {
             OpDesc::Gemm(desc) => check_gemm(desc),
             OpDesc::Attention(desc) => check_attention(desc),
             OpDesc::RopeKvWrite(desc) => kernels::check_rope(desc),
-            OpDesc::QkvRope(desc) => check_qkv_rope(desc),
+            OpDesc::QkvRope(desc) => {
+                check_gemm(&desc.product)?;
+                kernels::check_qkv_rope(desc)
+            }
             OpDesc::Experts(_) | OpDesc::Route(_) | OpDesc::Finalize(_) => {
                 Err("the experts' kernel has router and sum inside; only the fused form is supported"
                     .to_owned())

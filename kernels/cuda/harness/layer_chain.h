@@ -68,6 +68,7 @@ struct MoeLayers {
 // Whole layers, a sequence of 1000 keys a token.
 struct LayerChain {
   using bf16 = __nv_bfloat16;
+  static constexpr int kFew = GOSSAMER_MOE_TACTICS - 1;  // the few-token experts
   static constexpr int kQkv = 5120, kHeads = 4096, kKeys = 1000, kPages = 16, kMostTokens = 8;
   static constexpr size_t kPageElements = 2 * 8 * 64 * 64;
   MoeLayers moe;
@@ -109,7 +110,7 @@ struct LayerChain {
   };
 
   // `rope_inside`: rotary embedding is in the qkv product's kernel.
-  void run(Batch& b, int tactic, bool rope_inside, cudaStream_t stream) const {
+  void run(Batch& b, bool rope_inside, cudaStream_t stream) const {
     const int tokens = b.moe.tokens;
     for (int l = 0; l < layers(); ++l) {
       GossamerTinyGemmArgs q = {};
@@ -125,7 +126,7 @@ struct LayerChain {
       o.x = b.mixed.p, o.weight = out[l], o.out = b.moe.out.p, o.residual = b.moe.x.p, o.tokens = tokens, o.rows = MoeLayers::kHidden, o.k = kHeads, o.tactic = -1;
       REQUIRE_OK(gossamer_tiny_gemm(&o, stream));
       moe.route(l, b.moe, b.logits.p, stream);
-      REQUIRE_OK(moe.experts(l, b.moe, b.logits.p, tactic, stream));
+      REQUIRE_OK(moe.experts(l, b.moe, b.logits.p, kFew, stream));
     }
   }
 };

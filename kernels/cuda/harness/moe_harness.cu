@@ -231,15 +231,13 @@ void time_layers(int layers) {
   }
 }
 
-constexpr int kFew = GOSSAMER_MOE_TACTICS - 1;
-
 // Whole layers as in a step: what a kernel leaves to its neighbours (and takes from them) counts as well.
 void time_chain(int layers) {
   const LayerChain chain(layers);
   for (int tokens : {1, 2, 4, 6, 8}) {
     LayerChain::Batch batch(tokens);
     for (const bool inside : {false, true}) {
-      const double us = graph_time([&](cudaStream_t stream) { chain.run(batch, kFew, inside, stream); });
+      const double us = graph_time([&](cudaStream_t stream) { chain.run(batch, inside, stream); });
       std::printf("time layer, rotary embedding %s, %d tokens: %.2f us\n", inside ? "inside" : "apart", tokens, us / layers);
     }
   }
