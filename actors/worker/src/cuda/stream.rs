@@ -33,6 +33,12 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
     }
 
+    /// Lets what is enqueued from now on begin when the event's stream has passed it.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both handles are live.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
+    }
+
     /// Enqueues a copy of the first `bytes` bytes of `from` to the device.
     ///
     /// # Safety
@@ -131,9 +137,18 @@ unsafe impl Send for Event {}
 impl Event {
     /// Makes an event that keeps the time.
     pub fn new() -> Result<Self, CudaError> {
+        Self::with_flags(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    /// Makes an event that does not, which costs the device less.
+    pub fn untimed() -> Result<Self, CudaError> {
+        Self::with_flags(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with_flags(flags: sys::CUevent_flags) -> Result<Self, CudaError> {
         let mut event = std::ptr::null_mut();
         // SAFETY: a place for a handle.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, 0) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
         Ok(Self(event))
     }
 

@@ -2,14 +2,18 @@
 //!
 //! Several steps are in flight; the device runs them one after the other. A token that a step draws stays on the device,
 //! in the place of its slot, and feeds the next step from there, penalties included; on the host its place in the slot is filled
-//! when the result comes back. Device-side inputs exist once, since copies and kernels run in order; host-side staging exists per step
-//! in flight.
+//! when the result comes back.
 //!
-//! Decode steps up to a size are captured in graphs, one per padded batch size and table stride: the first step of a kind
+//! Copies have streams of their own, so that nothing but kernels lies between the kernels of two steps: a copy among them costs the
+//! device 5 to 8 us, and so does one from it. Hence inputs and results have two areas on the device, which steps use in turn;
+//! host-side staging exists per step in flight.
+//!
+//! Decode steps up to a size are captured in graphs, one per padded batch size, table stride and area: the first step of a kind
 //! runs kernel by kernel, which loads them, and while the device is busy with it its graph is captured behind it. Padding uses a
 //! KV block that no sequence owns.
 //!
-//! Invariant: an input's address depends only on the sizes that are part of a graph's key.
+//! Invariant: an area's inputs are replaced when the step that read them has been computed, its results when they have been copied.
+//! Invariant: an input's address depends only on the area and the sizes that are part of a graph's key.
 //! Invariant: a result has its tokens in the order of the plan's runs, whatever order the device computed them in.
 
 mod inputs;
@@ -30,6 +34,8 @@ use std::time::Duration;
 const ALIGN: usize = 256;
 /// Room for inputs at the start; it grows.
 const INPUT_BYTES: usize = 8 << 20;
+/// Areas of inputs and results, which steps use in turn.
+const AREAS: usize = 2;
 
 impl From<CudaError> for ExecutorError {
     fn from(error: CudaError) -> Self {
@@ -41,7 +47,12 @@ impl From<CudaError> for ExecutorError {
 struct Staging {
     input: Pinned,
     output: Pinned,
+    /// Inputs are on the device.
+    uploaded: Event,
+    /// The kernels begin, and have ended.
     begun: Event,
+    computed: Event,
+    /// Results are on the host.
     done: Event,
 }
 
@@ -66,6 +77,7 @@ struct Flight {
 /// What makes two decode steps the same graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    area: usize,
     sequences: u32,
     strides: [u32; 2],
     max_kv: u32,
@@ -86,15 +98,22 @@ fn refused(key: Key, error: &dyn std::error::Error) -> Captured {
 /// The steps under way.
 pub struct Steps {
     cuda: Arc<Cuda>,
+    /// Of the kernels.
     stream: Stream,
+    /// Of the copies to the device, and from it.
+    inward: Stream,
+    outward: Stream,
     moves: Moves,
-    /// First the last drawn token of each slot and one that is nobody's, then the inputs of the running step.
+    /// First the last drawn token of each slot and one that is nobody's, then the areas' inputs.
     inputs: Buffer,
     /// Bytes of the first part.
     last_bytes: usize,
     slots: u32,
+    /// The areas' results.
     outputs: Buffer,
     output_layout: OutputLayout,
+    /// The area of the next step.
+    area: usize,
     flights: VecDeque<Flight>,
     spare: Vec<Staging>,
     /// Per slot: step in which it was filled.
@@ -145,12 +164,15 @@ impl Steps {
         let output_layout = OutputLayout::new(rows as usize, alternatives as usize);
         Ok(Self {
             stream: Stream::new()?,
+            inward: Stream::new()?,
+            outward: Stream::new()?,
             moves: Moves::load()?,
-            inputs: Buffer::zeroed((last_bytes + INPUT_BYTES) as u64)?,
+            inputs: Buffer::zeroed((last_bytes + AREAS * INPUT_BYTES) as u64)?,
             last_bytes,
             slots,
-            outputs: Buffer::zeroed(output_layout.bytes as u64)?,
+            outputs: Buffer::zeroed((AREAS * output_layout.bytes) as u64)?,
             output_layout,
+            area: 0,
             flights: VecDeque::new(),
             spare: Vec::new(),
             joined: vec![0; slots as usize],
@@ -161,14 +183,14 @@ impl Steps {
         })
     }
 
-    /// The stream on which everything runs.
+    /// The stream of the kernels.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
     /// Places whose row numbers and positions count up, and whose slots are those of the pool's first block; nothing may be in flight.
     pub fn tuning_places(&self, rows: u32, info: &WorkerInfo) -> Result<Places, CudaError> {
-        let room = self.inputs.bytes() as usize - self.last_bytes;
+        let room = self.area_bytes();
         // An even number, so that slots stand on eight bytes.
         let rows = (rows as usize).next_multiple_of(2);
         assert!(rows * 12 <= room, "the room for inputs holds the places of a step");
@@ -180,7 +202,7 @@ impl Steps {
         for (row, slot) in slots.chunks_exact_mut(8).enumerate() {
             slot.copy_from_slice(&(row as u64 % u64::from(info.block_size)).to_ne_bytes());
         }
-        let base = self.inputs.address() + self.last_bytes as u64;
+        let base = self.inputs_of(0);
         // SAFETY: the part lies in the buffer; the staging lives until the stream was waited for.
         unsafe { self.stream.upload(base, &staging, rows * 12) }?;
         self.stream.synchronize()?;
@@ -191,6 +213,35 @@ impl Steps {
             groups: vec![group; info.groups.len()],
             ..Places::default()
         })
+    }
+
+    /// Bytes of an area's inputs.
+    fn area_bytes(&self) -> usize {
+        (self.inputs.bytes() as usize - self.last_bytes) / AREAS
+    }
+
+    /// Where an area's inputs begin, counted from the beginning of their buffer.
+    fn inputs_offset(&self, area: usize) -> usize {
+        self.last_bytes + area * self.area_bytes()
+    }
+
+    /// Address of an area's inputs.
+    fn inputs_of(&self, area: usize) -> u64 {
+        self.inputs.address() + self.inputs_offset(area) as u64
+    }
+
+    /// Address of an area's results.
+    fn outputs_of(&self, area: usize) -> u64 {
+        self.outputs.address() + (area * self.output_layout.bytes) as u64
+    }
+
+    /// Lets neither copies nor kernels into the next step's area before the step that had it last is through with it.
+    fn wait_for_area(&self) -> Result<(), CudaError> {
+        let Some(before) = self.flights.len().checked_sub(AREAS).and_then(|at| self.flights.get(at)) else {
+            return Ok(());
+        };
+        self.inward.wait_for(&before.staging.computed)?;
+        self.stream.wait_for(&before.staging.done)
     }
 
     /// Address of the last token that a slot drew.
@@ -206,14 +257,16 @@ impl Steps {
         Ok(Staging {
             input: Pinned::new(input_bytes.next_multiple_of(1 << 20))?,
             output: Pinned::new(self.output_layout.bytes)?,
+            uploaded: Event::untimed()?,
             begun: Event::new()?,
-            done: Event::new()?,
+            computed: Event::new()?,
+            done: Event::untimed()?,
         })
     }
 
     /// Makes room for larger inputs; nothing may be in flight. Graphs know the old addresses and go.
     fn grow(&mut self, input_bytes: usize) -> Result<(), CudaError> {
-        let bytes = self.last_bytes + input_bytes.next_multiple_of(INPUT_BYTES);
+        let bytes = self.last_bytes + AREAS * input_bytes.next_multiple_of(INPUT_BYTES);
         let mut last = vec![0; self.last_bytes];
         // SAFETY: the buffer holds that many bytes.
         unsafe { download(self.inputs.address(), &mut last) }?;
@@ -233,23 +286,20 @@ impl Model {
     ) -> Result<Option<Places>, CudaError> {
         self.batch.fill_attention(tokens, single == 1, &self.info);
         let inputs = self.input_layout(0);
-        if (steps.last_bytes + inputs.bytes) as u64 > steps.inputs.bytes() {
+        if inputs.bytes > steps.area_bytes() {
             return Ok(None);
         }
         let mut staging = Pinned::new(inputs.bytes)?;
         self.write_inputs(&inputs, &Feeds::default(), staging.bytes_mut());
         // SAFETY: the inputs fit the buffer; the staging lives until the stream was waited for.
-        unsafe {
-            steps.stream.upload(steps.inputs.address() + steps.last_bytes as u64, &staging, inputs.bytes)
-        }?;
+        unsafe { steps.stream.upload(steps.inputs_of(0), &staging, inputs.bytes) }?;
         steps.stream.synchronize()?;
-        Ok(Some(self.device_places(steps, &inputs)))
+        Ok(Some(self.device_places(steps, 0, &inputs)))
     }
 
-    fn device_places(&self, steps: &Steps, inputs: &Inputs) -> Places {
-        let base = steps.inputs.address() + steps.last_bytes as u64;
-        let at = |offset: usize| base + offset as u64;
-        let (out, layout) = (steps.outputs.address(), &steps.output_layout);
+    fn device_places(&self, steps: &Steps, area: usize, inputs: &Inputs) -> Places {
+        let at = |offset: usize| steps.inputs_of(area) + offset as u64;
+        let (out, layout) = (steps.outputs_of(area), &steps.output_layout);
         let batch = &self.batch;
         let group = |(group, at_group): (&super::batch::GroupInputs, &[usize; 3])| GroupPlaces {
             slots: at(at_group[0]),
@@ -326,7 +376,12 @@ impl Model {
             *stride = group.stride;
         }
         let block = self.info.block_size;
-        Some(Key { sequences, strides, max_kv: batch.max_kv.div_ceil(block).next_power_of_two() * block })
+        Some(Key {
+            area: steps.area,
+            sequences,
+            strides,
+            max_kv: batch.max_kv.div_ceil(block).next_power_of_two() * block,
+        })
     }
 
     fn launch_step(
@@ -340,22 +395,27 @@ impl Model {
         let drawn = |run: &&Run| run.input == InputTokens::LastSampled;
         let feed_count = if key.is_some() { tokens as usize } else { runs.iter().filter(drawn).count() };
         let inputs = self.input_layout(feed_count);
-        if (steps.last_bytes + inputs.bytes) as u64 > steps.inputs.bytes() {
+        if inputs.bytes > steps.area_bytes() {
             self.settle_all(steps)?;
             steps.grow(inputs.bytes)?;
         }
         // Only now is the buffer the one that the step reads; its rows still lack the tokens that they lacked when they were made.
         let drawing: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
         self.batch.sample.locate_pending(|row| steps.last_drawn(drawing[row]));
-        let feeds = self.feeds(steps, &inputs, runs, key.is_some());
+        let area = steps.area;
+        steps.area = (area + 1) % AREAS;
+        let feeds = self.feeds(steps, area, &inputs, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
         self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
         staging.begun.record(&steps.stream)?;
         if tokens > 0 {
-            let places = self.device_places(steps, &inputs);
-            let base = steps.inputs.address() + steps.last_bytes as u64;
-            // SAFETY: the inputs fit the buffer, and the staging is not touched before its event is done.
-            unsafe { steps.stream.upload(base, &staging.input, inputs.bytes) }?;
+            let places = self.device_places(steps, area, &inputs);
+            let base = steps.inputs_of(area);
+            steps.wait_for_area()?;
+            // SAFETY: the inputs fit the area, and the staging is not touched before its event is done.
+            unsafe { steps.inward.upload(base, &staging.input, inputs.bytes) }?;
+            staging.uploaded.record(&steps.inward)?;
+            steps.stream.wait_for(&staging.uploaded)?;
             let into = Move {
                 to: places.token_ids,
                 to_index: base + inputs.feed[0] as u64,
@@ -374,14 +434,18 @@ impl Model {
             if self.keep_logits {
                 self.keep_device_logits(samples, &in_plan)?;
             }
-            let bytes = steps.output_layout.bytes;
+        }
+        staging.computed.record(&steps.stream)?;
+        steps.outward.wait_for(&staging.computed)?;
+        if tokens > 0 {
             // Most of the results are alternatives that nobody asked for.
             let wanted = |row: &SampleRow| row.logprobs != SampleRow::NO_LOGPROBS;
-            let bytes = if self.batch.sample.rows.iter().any(wanted) { bytes } else { samples as usize * 4 };
+            let all = self.batch.sample.rows.iter().any(wanted);
+            let bytes = if all { steps.output_layout.bytes } else { samples as usize * 4 };
             // SAFETY: the outputs hold that much; the staging is not read before its event is done.
-            unsafe { steps.stream.download(&mut staging.output, steps.outputs.address(), bytes) }?;
+            unsafe { steps.outward.download(&mut staging.output, steps.outputs_of(area), bytes) }?;
         }
-        staging.done.record(&steps.stream)?;
+        staging.done.record(&steps.outward)?;
         let sampling = runs.iter().filter(|run| run.sample);
         let drawings = sampling.zip(&self.batch.sample.rows).map(|(run, row)| Drawing {
             slot: run.slot,
@@ -499,7 +563,7 @@ impl Model {
             });
             sampled.push(sampled_token(drawing.slot, drawing.position, token, logprobs));
         }
-        let busy = staging.done.milliseconds_since(&staging.begun)?;
+        let busy = staging.computed.milliseconds_since(&staging.begun)?;
         steps.spare.push(staging);
         let sampled = in_plan_order(sampled, &places);
         Ok(StepResult { step, sampled, busy_ns: (f64::from(busy) * 1e6) as u64 })
@@ -528,7 +592,9 @@ impl Model {
 impl Drop for Steps {
     fn drop(&mut self) {
         // Kernels in flight use memory that is freed next.
-        if let Err(error) = self.stream.synchronize() {
+        if let Err(error) =
+            self.inward.synchronize().and(self.stream.synchronize()).and(self.outward.synchronize())
+        {
             tracing::debug!(%error, device = self.cuda.name(), "the device did not finish");
         }
     }

@@ -151,9 +151,16 @@ impl Model {
         put(bytes, inputs.masks, &batch.sample.masks);
     }
 
-    pub(super) fn feeds(&self, steps: &Steps, inputs: &Inputs, runs: &[Run], all: bool) -> Feeds {
+    pub(super) fn feeds(
+        &self,
+        steps: &Steps,
+        area: usize,
+        inputs: &Inputs,
+        runs: &[Run],
+        all: bool,
+    ) -> Feeds {
         let mut feeds = Feeds::default();
-        let known = ((steps.last_bytes + inputs.known) / 4) as u32;
+        let known = ((steps.inputs_offset(area) + inputs.known) / 4) as u32;
         let mut token = 0;
         for run in runs {
             let drawn = run.input == InputTokens::LastSampled;
