@@ -3,8 +3,8 @@
 //
 // What bounds a layer of one token is not its 53 MB (11.4 us) but what lies around them: the routing before the first byte, the wait
 // of down for everybody's activations, the last sums, a second grid. So:
-//   - Every warp knows its own jobs (few.cuh) and keeps a ring of bulk copies full across both matrices: while blocks wait for each
-//     other between the two, down's weights arrive.
+//   - Every warp knows its own jobs (few.cuh) and keeps a ring of copies full across both matrices: while blocks wait for each other
+//     between the two, down's weights arrive.
 //   - The two blocks of a cluster own output strips over all experts and finish them, each half of the rows: no second grid.
 //
 // Invariant: all clusters of the grid are resident at once and dependents start only when all blocks run, so that a block may wait
@@ -28,12 +28,11 @@ constexpr int kArrived = 192, kLeft = 224;
 // Marks of its clock, in order.
 enum { kRouted = clocks::kWaited + 1, kRequested, kPlaced, kGateUpDone, kBlockDone, kAllDone, kActivationsPlaced, kDownDone };
 
-// Two copies of four tiles a warp. More under way would be faster alone and slower among its neighbours, whether the ring is large at
-// once or grows.
-constexpr int kStages = 2, kChunk = 4, kStageBytes = kChunk * mxfp4::kTileBytes;
+// Tiles under way, of a warp: more would be faster alone and slower among its neighbours, which want the multiprocessor's memory divided
+// otherwise. By copies of all lanes, since one bulk copy holds the copy engine for 95 clocks whatever its size.
+constexpr int kStages = 3, kChunk = 3, kStageBytes = kChunk * mxfp4::kTileBytes;
 
 struct Control {
-  uint64_t full[kWarps][kStages];
   Job jobs[kWarps][kMaxJobs];
   RouteTable table;
 };
@@ -48,7 +47,7 @@ struct Sizes {  // of the parts of shared memory
 struct Copies {
   const GossamerMoeArgs& p;
   const Job* jobs;
-  uint32_t ring, full;  // shared addresses of this warp's
+  uint32_t ring;  // shared address of this warp's
   uint64_t policy;
   Counts count = {};
   const uint8_t* source = nullptr;
@@ -59,30 +58,32 @@ struct Copies {
     left = jobs[job].tiles;
     source = static_cast<const uint8_t*>(job < count.gate_up ? p.gate_up : p.down) + static_cast<size_t>(jobs[job].tile) * mxfp4::kTileBytes;
   }
-  // Requests the next chunk, if there is one.
+  // Requests the next chunk, if there is one. Every call is a group of copies, so that the ring's stages can be counted.
   __device__ __forceinline__ void next() {
-    if (left == 0) return;
-    const uint32_t bytes = min(left, kChunk) * mxfp4::kTileBytes, bar = full + stage * 8;
-    if ((threadIdx.x & 31) == 0) {
-      ptx::barrier_expect(bar, bytes);
-      ptx::bulk_load(ring + stage * kStageBytes, source, bytes, bar, policy);
+    if (left > 0) {
+      const int bytes = min(left, kChunk) * mxfp4::kTileBytes, lane_at = 16 * (threadIdx.x & 31);
+#pragma unroll
+      for (int i = 0; i < (kStageBytes + 511) / 512; ++i)
+        ptx::copy_async_if(i * 512 + lane_at < bytes, ring + stage * kStageBytes + i * 512 + lane_at, source + i * 512 + lane_at, policy);
+      source += bytes;
+      left -= min(left, kChunk);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      if (left == 0) seek();
     }
-    source += bytes;
-    left -= min(left, kChunk);
-    stage ^= 1;
-    if (left == 0) seek();
+    ptx::copy_async_commit();
   }
 };
 
 // Sums of one job: a strip's 16 rows by the group's tokens. `column`: this lane's part of its token's column.
-__device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies& copies, int& stage, uint32_t& parity, float (&acc)[4]) {
+__device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies& copies, int& stage, float (&acc)[4]) {
   const uint32_t lane = threadIdx.x & 31, code_at = copies.ring + 16 * lane, scale_at = copies.ring + mxfp4::kCodeBytes + 4 * (lane / 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) acc[i] = 0.f;
 #pragma unroll 1
   for (int left = tiles; left > 0; left -= kChunk, column += kChunk * 128) {
     const uint32_t code = code_at + stage * kStageBytes, scale = scale_at + stage * kStageBytes;
-    ptx::barrier_wait(copies.full + stage * 8, parity);
+    ptx::copy_async_wait<kStages - 1>();
+    __syncwarp();
     Operands o[2];
     o[0].load(code, scale, column);
     if (left >= kChunk) {
@@ -101,8 +102,7 @@ __device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies&
     }
     __syncwarp();
     copies.next();
-    stage ^= 1;
-    if (stage == 0) parity ^= 1;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) acc[i] *= kUnscale;
@@ -124,6 +124,7 @@ __device__ __forceinline__ void route_one(RouteTable& table, const GossamerMoeAr
   }
 }
 
+template <bool kOneToken>
 __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant__ GossamerMoeArgs p, const __grid_constant__ Sizes sizes) {
   clocks::Clock clock(clocks::kFew);
   GOSSAMER_DYNAMIC_SHARED(uint8_t, 128, shared);
@@ -132,22 +133,20 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   float* const sums = reinterpret_cast<float*>(columns + sizes.columns);  // [block of the cluster][owned strip][slot][8 rows]
   Control& c = *reinterpret_cast<Control*>(columns + sizes.columns + sizes.sums);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int rank = static_cast<int>(ptx::cluster_rank()), slots = p.tokens * kTopK;
+  const int rank = static_cast<int>(ptx::cluster_rank()), tokens = kOneToken ? 1 : p.tokens, slots = tokens * kTopK;
   const Shape s = shape_of(p.hidden_size, p.intermediate);
   const Part part(s, rank);
-  const Workspace ws = workspace_of(p.tokens, p.hidden_size, p.intermediate);
+  const Workspace ws = workspace_of(tokens, p.hidden_size, p.intermediate);
   uint8_t* const workspace = static_cast<uint8_t*>(p.workspace);
   int* const arrived = reinterpret_cast<int*>(workspace + ws.ready) + kArrived;
   __nv_bfloat16* const activations = reinterpret_cast<__nv_bfloat16*>(workspace + ws.activations);
 
-  if (lane < kStages) ptx::barrier_init(&c.full[warp][lane], 1);
-  ptx::barrier_init_fence();
-  if (p.tokens > 1)
+  if (tokens > 1)
     for (int i = threadIdx.x; i < 2 * kMaxExperts; i += kThreads) c.table.members[i / 2][i % 2] = 0;
-  Copies copies = {p, c.jobs[warp], ptx::shared_address(ring + warp * kStages * kStageBytes), ptx::shared_address(c.full[warp]), ptx::evict_first_policy()};
+  Copies copies = {p, c.jobs[warp], ptx::shared_address(ring + warp * kStages * kStageBytes), ptx::evict_first_policy()};
   // One token on a rank with all experts has four groups, whatever they are: the jobs need not wait for the routing.
   Job job = {};
-  if (p.tokens == 1) copies.count = plan(job, s, part, kTopK);
+  if (tokens == 1) copies.count = plan(job, s, part, kTopK);
   __syncthreads();
   ptx::dependency_wait();
   ptx::launch_dependents();
@@ -157,9 +156,9 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   uint4 x[kMaxTokens];
 #pragma unroll
   for (int i = 0; i < kMaxTokens; ++i)
-    x[i] = i < p.tokens && threadIdx.x * 8 < p.hidden_size ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(i) * p.hidden_size) + threadIdx.x)
+    x[i] = i < tokens && threadIdx.x * 8 < p.hidden_size ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.normed) + static_cast<size_t>(i) * p.hidden_size) + threadIdx.x)
                                                            : make_uint4(0, 0, 0, 0);
-  if (p.tokens == 1) {
+  if (tokens == 1) {
     if (warp == 0) route_one(c.table, p);
     __syncthreads();
   } else {
@@ -167,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     route_groups(c.table, p);  // begins and ends with a block barrier
   }
   clock.mark(kRouted);
-  if (p.tokens > 1 || c.table.groups != kTopK) copies.count = plan(job, s, part, c.table.groups);
+  if (tokens > 1 || c.table.groups != kTopK) copies.count = plan(job, s, part, c.table.groups);
   if (lane < copies.count.all) {
     const bool down = lane >= copies.count.gate_up;
     job.tile += c.table.group[job.group].expert * (down ? s.down_strips * s.down_tiles : s.gate_up_strips * s.gate_up_tiles);
@@ -180,12 +179,11 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   clock.mark(kRequested);
 #pragma unroll
   for (int i = 0; i < kMaxTokens; ++i)
-    if (i < p.tokens && threadIdx.x < s.gate_up_tiles * 8) store_eight(columns + i * sizes.gate_up_column, threadIdx.x, times_2_100(x[i]));
+    if (i < tokens && threadIdx.x < s.gate_up_tiles * 8) store_eight(columns + i * sizes.gate_up_column, threadIdx.x, times_2_100(x[i]));
   __syncthreads();
   clock.mark(kPlaced);
 
   int stage = 0, at = 0;
-  uint32_t parity = 0;
   float acc[4];
   const uint32_t columns_at = ptx::shared_address(columns) + t * 16;
 #pragma unroll 1
@@ -197,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     const int token = group.slots[min(g, n - 1)] / kTopK;
     // bf16 bits, converted after the products: an earlier use would wait for memory here
     const uint32_t bias = ptx::load_word(static_cast<const __nv_bfloat16*>(p.gate_up_bias) + (static_cast<size_t>(group.expert) * s.gate_up_strips + now.strip) * 16 + 2 * g);
-    multiply_job(now.tiles, columns_at + token * sizes.gate_up_column, copies, stage, parity, acc);
+    multiply_job(now.tiles, columns_at + token * sizes.gate_up_column, copies, stage, acc);
     const float gate_bias = ptx::bf16_low(bias), up_bias = ptx::bf16_high(bias);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -209,6 +207,11 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   }
   clock.mark(kGateUpDone);
 
+  // All activations: every block's. A release waits for whatever this thread has under way: nothing, here.
+  __syncthreads();
+  clock.mark(kBlockDone);
+  if (threadIdx.x == 0) ptx::release_add(arrived, 1);
+
   // What the last sums need besides, under way meanwhile.
   const int out_token = threadIdx.x / 64, out_strip = threadIdx.x / 8 % 8, out_row = threadIdx.x % 8;  // owned strips are at most eight
   const int column = (part.own + out_strip) * 16 + rank * 8 + out_row;
@@ -217,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = out_token + i * kRound;
-    if (token >= p.tokens || out_strip >= part.owned) continue;
+    if (token >= tokens || out_strip >= part.owned) continue;
     const uint32_t ids = c.table.ids[token];
     if (p.residual) residual[i] = static_cast<const uint16_t*>(p.residual)[static_cast<size_t>(token) * p.hidden_size + column];
 #pragma unroll
@@ -227,15 +230,9 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     }
   }
 
-  // All activations: every block's.
-  __syncthreads();
-  clock.mark(kBlockDone);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    ptx::release_add(arrived, 1);
+  if (threadIdx.x == 0)
     while (ptx::acquire_load(arrived) < static_cast<int>(gridDim.x)) {
     }
-  }
   __syncthreads();
   clock.mark(kAllDone);
   // This block's half of K, of every slot.
@@ -265,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     const Job now = c.jobs[warp][at];
     const Group& group = c.table.group[now.group];
     const int n = group.count;
-    multiply_job(now.tiles, columns_at + group.slots[min(g, n - 1)] * sizes.down_column, copies, stage, parity, acc);
+    multiply_job(now.tiles, columns_at + group.slots[min(g, n - 1)] * sizes.down_column, copies, stage, acc);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       if (2 * t + j >= n) continue;
@@ -279,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = out_token + i * kRound;
-    if (token >= p.tokens || out_strip >= part.owned) continue;
+    if (token >= tokens || out_strip >= part.owned) continue;
     const uint32_t ids = c.table.ids[token];
     float v[kTopK];
 #pragma unroll
@@ -298,7 +295,8 @@ int blocks = 0;  // of the grid, all resident at once; 0 where the device does n
 }  // namespace
 
 void prepare() {
-  if (allow_shared(few_kernel, kMaxSharedBytes)) blocks = kCluster * resident_clusters(few_kernel, dim3(kThreads), kCluster, kMaxSharedBytes);
+  if (allow_shared(few_kernel<true>, kMaxSharedBytes) && allow_shared(few_kernel<false>, kMaxSharedBytes))
+    blocks = kCluster * resident_clusters(few_kernel<false>, dim3(kThreads), kCluster, kMaxSharedBytes);
   cudaGetLastError();
 }
 
@@ -314,7 +312,7 @@ int run(const GossamerMoeArgs& p, cudaStream_t stream) {
   sizes.sums = kCluster * most_owned(s, blocks) * p.tokens * kTopK * 8 * 4;
   const int bytes = kWarps * kStages * kStageBytes + sizes.columns + sizes.sums + kControlBytes;
   if (bytes > kMaxSharedBytes || most_owned(s, blocks) > kMaxOwned || s.down_tiles < kCluster || most_jobs(s, groups, blocks) > kMaxJobs) return GOSSAMER_BAD_TACTIC;
-  return launch_cluster(few_kernel, dim3(blocks), dim3(kThreads), kCluster, bytes, stream, true, p, sizes);
+  return launch_cluster(p.tokens == 1 ? few_kernel<true> : few_kernel<false>, dim3(blocks), dim3(kThreads), kCluster, bytes, stream, true, p, sizes);
 }
 
 }  // namespace gossamer::moe::few

@@ -113,8 +113,8 @@ void copy_async(void* dst, const void* src, bool valid) {
     else std::memset(dst, 0, kBytes);
   });
 }
-inline void copy_async_if(bool condition, void* dst, const void* src, bool valid) {
-  if (condition) copy_async<16>(dst, src, valid);
+inline void copy_async_if(bool condition, uint32_t dst, const void* src, uint64_t) {
+  if (condition) copy_async<16>(shared_pointer(dst), src, true);
 }
 inline void copy_async_commit() { self().copy_groups.push_back(self().copies.size()); }
 template <int kPending>
@@ -167,6 +167,11 @@ inline void release_add(int* p, int v) { *p += v, ++progress; }
 inline int acquire_load(const int* p) {
   yield();
   return *p;
+}
+inline int arrive_add(int* p, int v) {
+  const int before = *p;
+  *p += v, ++progress;
+  return before;
 }
 inline float4 load_past_l1(const float4* p) { return *p; }
 inline uint32_t load_half(const void* p) { return *static_cast<const uint16_t*>(p); }

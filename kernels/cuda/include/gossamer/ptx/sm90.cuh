@@ -141,6 +141,12 @@ __device__ __forceinline__ int acquire_load(const int* p) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+// Both at once: what was there before. Behind a block barrier it releases what the block's other threads wrote too.
+__device__ __forceinline__ int arrive_add(int* p, int v) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(v) : "memory");
+  return before;
+}
 
 // Sets bits when all that this thread knows of is visible to the device.
 __device__ __forceinline__ void release_bits(uint32_t* p, uint32_t bits) { asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(p), "r"(bits) : "memory"); }
@@ -340,10 +346,10 @@ template <int kBytes>
 __device__ __forceinline__ void copy_async(void* dst, const void* src, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(dst)), "l"(src), "n"(kBytes), "r"(valid ? kBytes : 0) : "memory");
 }
-// 16 bytes, by the lanes where `condition` holds, without a branch.
-__device__ __forceinline__ void copy_async_if(bool condition, void* dst, const void* src, bool valid) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n @p cp.async.cg.shared.global [%0], [%1], 16, %2;\n}\n" ::"r"(shared_address(dst)), "l"(src),
-               "r"(valid ? 16 : 0), "r"(static_cast<uint32_t>(condition))
+// 16 bytes of a stream, by the lanes where `condition` holds, without a branch.
+__device__ __forceinline__ void copy_async_if(bool condition, uint32_t dst, const void* src, uint64_t policy) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n @p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;\n}\n" ::"r"(dst), "l"(src),
+               "r"(static_cast<uint32_t>(condition)), "l"(policy)
                : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
