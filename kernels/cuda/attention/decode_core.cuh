@@ -382,18 +382,25 @@ __device__ __forceinline__ void store_partial(float* to, int head, int lane, con
   __stcg(reinterpret_cast<float2*>(to + head * kDim + 2 * lane), p.y);
   if (lane == 0) __stcg(reinterpret_cast<float2*>(to + kHeads * kDim + 2 * head), make_float2(p.maximum, p.sum));
 }
-// Merges the pieces 0..count-1 at `piece(i)`, `most` of them at most. A warp's lanes share one head.
+// Merges the pieces 0..count-1 at `piece(i)`, `kMost` of them at most. A warp's lanes share one head.
 template <int kMost, class Place>
 __device__ __forceinline__ Part merge_partials(int count, Place piece, int head, int lane) {
   Part all = {-INFINITY, 0.f, make_float2(0.f, 0.f)};
-  constexpr int kEach = (kMost + 31) / 32;  // lane i looks after pieces i, i + 32, ...
-  float2 ms[kEach];
+  constexpr int kEach = (kMost + 31) / 32;  // lane i looks after maximum and sum of pieces i, i + 32, ...
+  constexpr int kAtOnce = 36;               // a read takes as long as all at once; one row of eight KV heads has 33 pieces on 132 multiprocessors
+  float2 ms[kEach], part[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int at = lane + 32 * i;
     ms[i] = at < count ? __ldcg(reinterpret_cast<const float2*>(piece(at) + kHeads * kDim + 2 * head)) : make_float2(-INFINITY, 0.f);
-    all.maximum = fmaxf(all.maximum, ms[i].x);
   }
+  const auto request = [&](int from) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) part[k] = from + k < count ? __ldcg(reinterpret_cast<const float2*>(piece(from + k) + head * kDim + 2 * lane)) : make_float2(0.f, 0.f);
+  };
+  request(0);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) all.maximum = fmaxf(all.maximum, ms[i].x);
 #pragma unroll
   for (int lanes = 16; lanes; lanes /= 2) all.maximum = fmaxf(all.maximum, __shfl_xor_sync(~0u, all.maximum, lanes));
   const float base = all.maximum == -INFINITY ? 0.f : all.maximum;
@@ -406,18 +413,18 @@ __device__ __forceinline__ Part merge_partials(int count, Place piece, int head,
 #pragma unroll
   for (int lanes = 16; lanes; lanes /= 2) all.sum += __shfl_xor_sync(~0u, all.sum, lanes);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    for (int from = 32 * i; from < count && from < 32 * (i + 1); from += 8) {
-      float2 part[8];
+  for (int from = 0; from < kMost; from += kAtOnce) {
+    if (from >= count) break;
+    if (from) request(from);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) part[k] = from + k < count ? __ldcg(reinterpret_cast<const float2*>(piece(from + k) + head * kDim + 2 * lane)) : make_float2(0.f, 0.f);
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const float factor = __shfl_sync(~0u, f[i], (from + k) & 31);
-        all.y.x = fmaf(part[k].x, factor, all.y.x);
-        all.y.y = fmaf(part[k].y, factor, all.y.y);
-      }
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int at = from + k;
+      if (at >= kMost) break;
+      const float factor = __shfl_sync(~0u, f[at / 32], at & 31);
+      all.y.x = fmaf(part[k].x, factor, all.y.x);
+      all.y.y = fmaf(part[k].y, factor, all.y.y);
     }
+  }
   return all;
 }
 

@@ -82,12 +82,10 @@ __global__ void __launch_bounds__(kSplitThreads, 2) split_kernel(const __grid_co
       int* const counters = static_cast<int*>(p.workspace);
       float* const partials = reinterpret_cast<float*>(static_cast<uint8_t*>(p.workspace) + kCounterBytes) + static_cast<size_t>(at) * splits_most * kPartial;
       store_partial(partials + split * kPartial, warp, lane, mine);
-      __threadfence();
       __syncthreads();
-      if (threadIdx.x == 0) arrived = atomicAdd(counters + at, 1);
+      if (threadIdx.x == 0) arrived = ptx::arrive_add(counters + at, 1);
       __syncthreads();
       if (arrived != splits - 1) return;
-      __threadfence();
       if (threadIdx.x == 0) counters[at] = 0;
       mine = merge_partials<kMaxSplits>(splits, [&](int i) { return partials + i * kPartial; }, warp, lane);
     }
