@@ -21,16 +21,6 @@ __device__ __forceinline__ T* at(uint64_t address) {
 
 __host__ __device__ inline bool aligned16(uint64_t address) { return address % 16 == 0; }
 
-// Launches a kernel that may start while the one before it ends (it waits for it with ptx::dependency_wait), where devices can do that.
-template <typename... Params, typename... Args>
-int launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, cudaStream_t stream, Args... args) {
-  static const bool able = [] {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
-  }();
-  return launch(kernel, grid, block, 0, stream, able, args...);
-}
-
 inline int launched() { return cudaGetLastError() == cudaSuccess ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED; }
 
 __device__ __forceinline__ float warp_sum(float v) {

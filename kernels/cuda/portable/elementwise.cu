@@ -7,6 +7,8 @@ namespace gossamer::portable {
 namespace {
 
 __global__ void embed_kernel(GossamerEmbedDesc d, GossamerEmbedArgs a) {
+  ptx::launch_dependents();  // the first layer's weights need no tokens
+  ptx::dependency_wait();
   const uint32_t id = at<const uint32_t>(a.token_ids)[blockIdx.x];
   const size_t from = static_cast<size_t>(id < d.vocab ? id : 0) * d.hidden, to = static_cast<size_t>(blockIdx.x) * d.hidden;
   if (d.hidden % 8 == 0 && aligned16(a.table) && aligned16(a.out)) {
@@ -135,14 +137,13 @@ __global__ void finalize_any_kernel(GossamerFinalizeDesc d, GossamerFinalizeArgs
 using namespace gossamer::portable;
 
 extern "C" int gossamer_portable_embed(const GossamerEmbedDesc* d, const GossamerEmbedArgs* a, cudaStream_t stream) {
-  if (a->tokens) embed_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
-  return launched();
+  return a->tokens ? gossamer::launch_early(embed_kernel, a->tokens, 256, stream, *d, *a) : GOSSAMER_OK;
 }
 
 extern "C" int gossamer_portable_rms_norm(const GossamerRmsNormDesc* d, const GossamerRmsNormArgs* a, cudaStream_t stream) {
   if (!a->tokens) return GOSSAMER_OK;
   const bool eights = d->hidden % 8 == 0 && d->hidden <= 8 * 1024 && aligned16(a->x) && aligned16(a->weight) && aligned16(a->out);
-  if (eights) return launch_early(rms_norm_kernel, a->tokens, (d->hidden / 8 + 31) / 32 * 32, stream, *d, *a);
+  if (eights) return gossamer::launch_early(rms_norm_kernel, a->tokens, (d->hidden / 8 + 31) / 32 * 32, stream, *d, *a);
   rms_norm_any_kernel<<<a->tokens, 256, 0, stream>>>(*d, *a);
   return launched();
 }

@@ -171,6 +171,7 @@ __device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, co
     return block_best<kBlock>(best, scratch);
   }
   Bar bar = {reached, row};
+  float4 of_best = {};
   // Whole warps go on together, beyond the end with nothing.
   for (uint32_t first = begin + 4 * threadIdx.x; first - 4 * (threadIdx.x & 31) < end; first += kAtOnce * kStride) {
     const uint32_t of_row = row ? *const_cast<const volatile uint32_t*>(row) : 0;
@@ -188,12 +189,12 @@ __device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, co
 #pragma unroll
       for (uint32_t j = 0; j < kAtOnce; ++j) {
         const float most = fmaxf(fmaxf(four[j].x, four[j].y), fmaxf(four[j].z, four[j].w));
-        if (most > best.value) best = {most, first + j * kStride};
+        if (most > best.value) best = {most, first + j * kStride}, of_best = four[j];
       }
     }
   }
-  if (!of.draws_whole && best.id != ~0u)  // of the four, the first
-    while (x[best.id] != best.value) ++best.id;
+  if (!of.draws_whole)  // of the four, the first
+    best.id += of_best.x == best.value ? 0 : of_best.y == best.value ? 1 : of_best.z == best.value ? 2 : best.id != ~0u ? 3 : 0;
   return block_best<kBlock>(best, scratch);
 }
 
@@ -202,6 +203,8 @@ __global__ void __launch_bounds__(kScanThreads, 6) scan_kernel(const __grid_cons
   __shared__ float reached;
   // All rows' first slices before the second ones: the later find a bar.
   const uint32_t row = blockIdx.x, slices = gridDim.y, slice = blockIdx.y;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
   const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
   const Row of = row_of(d, a, r, row);
   if (of.logprobs) return;
@@ -219,6 +222,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   __shared__ unsigned long long bins[kBins];
   __shared__ Crossing crossed;
   const uint32_t row = blockIdx.x, n = d.vocab;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
   const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
   float* x = at<float>(a.logits) + static_cast<size_t>(row) * n;
   const auto fmax2 = [](float p, float q) { return fmaxf(p, q); };
@@ -353,6 +358,6 @@ extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const Gossa
   uint32_t* const bars = static_cast<uint32_t*>(workspace);
   Best* const scanned = slices > 1 ? reinterpret_cast<Best*>(bars + kBars) : nullptr;
   if (scanned)
-    if (const int status = gossamer::launch(scan_kernel, dim3(a->row_count, slices), dim3(kScanThreads), 0, stream, false, *d, *a, bars, scanned)) return status;
-  return gossamer::launch(sample_kernel, dim3(a->row_count), dim3(kThreads), 0, stream, false, *d, *a, bars, scanned, slices);
+    if (const int status = gossamer::launch_early(scan_kernel, dim3(a->row_count, slices), kScanThreads, stream, *d, *a, bars, scanned)) return status;
+  return gossamer::launch_early(sample_kernel, a->row_count, kThreads, stream, *d, *a, bars, scanned, slices);
 }

@@ -1,5 +1,8 @@
 //! The worker's one kernel of its own: moves 32-bit numbers between places that lists name, so that drawn tokens feed the
 //! next step without passing the host. As PTX, which the driver compiles for whatever device is there.
+//!
+//! On devices since Hopper it starts while the kernel before it ends, and lets the next one start: it lies between two steps of one
+//! sequence, where every start counts.
 
 use super::{CudaError, Stream, check};
 use cudarc::driver::sys;
@@ -9,8 +12,8 @@ use std::ffi::{CString, c_void};
 /// `for i in 0..count: to[to_index[i]] = from[from_index[i]]`, and 0 for `SampleRow::NO_TOKEN` (-2): an embedding may read it before
 /// the host learns that its sequence has ended.
 const PTX: &str = r"
-.version 7.0
-.target sm_80
+.version VERSION
+.target TARGET
 .address_size 64
 .visible .entry gossamer_move(.param .u64 to, .param .u64 to_index, .param .u64 from, .param .u64 from_index,
                               .param .u32 count)
@@ -18,6 +21,7 @@ const PTX: &str = r"
     .reg .pred %p;
     .reg .b32 %r<8>;
     .reg .b64 %a<12>;
+    EARLY
     mov.u32 %r0, %ctaid.x;
     mov.u32 %r1, %ntid.x;
     mov.u32 %r2, %tid.x;
@@ -47,11 +51,24 @@ DONE:
 }
 ";
 const THREADS: u32 = 128;
+
+fn ptx(early: bool) -> String {
+    let [version, target, start] = if early {
+        ["7.8", "sm_90", "griddepcontrol.launch_dependents;\n    griddepcontrol.wait;"]
+    } else {
+        ["7.0", "sm_80", ""]
+    };
+    PTX.replace("VERSION", version).replace("TARGET", target).replace("EARLY", start)
+}
+
 const _: () = assert!(SampleRow::NO_TOKEN == 0xFFFF_FFFE);
 
 /// The kernel, loaded.
 #[derive(Debug)]
-pub struct Moves(sys::CUfunction);
+pub struct Moves {
+    function: sys::CUfunction,
+    early: bool,
+}
 
 // SAFETY: a function handle may be used from any thread.
 unsafe impl Send for Moves {}
@@ -75,7 +92,15 @@ impl Moves {
     /// Loads the kernel into the current context.
     pub fn load() -> Result<Self, CudaError> {
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let source = CString::new(PTX).unwrap_or_default();
+        let (mut device, mut major) = (0, 0);
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        // SAFETY: places for two numbers; a context is current.
+        unsafe {
+            check("cuCtxGetDevice", sys::cuCtxGetDevice(&mut device))?;
+            check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&mut major, attribute, device))?;
+        }
+        let early = major >= 9;
+        let source = CString::new(ptx(early)).unwrap_or_default();
         // SAFETY: a terminated PTX text and places for handles; the module is never unloaded.
         unsafe {
             check("cuModuleLoadData", sys::cuModuleLoadData(&mut module, source.as_ptr().cast()))?;
@@ -84,7 +109,7 @@ impl Moves {
                 sys::cuModuleGetFunction(&mut function, module, c"gossamer_move".as_ptr()),
             )?;
         }
-        Ok(Self(function))
+        Ok(Self { function, early })
     }
 
     /// Enqueues the moves. The places written must differ.
@@ -103,21 +128,19 @@ impl Moves {
             (&raw mut from_index).cast(),
             (&raw mut count).cast(),
         ];
+        // SAFETY: plain data that the driver reads; all that is not set below may be zero.
+        let (mut config, mut attribute): (sys::CUlaunchConfig, sys::CUlaunchAttribute) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        (config.gridDimX, config.gridDimY, config.gridDimZ) = (count.div_ceil(THREADS), 1, 1);
+        (config.blockDimX, config.blockDimY, config.blockDimZ) = (THREADS, 1, 1);
+        config.hStream = stream.handle();
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        config.attrs = &raw mut attribute;
+        config.numAttrs = u32::from(self.early);
         // SAFETY: the parameters are those of the kernel above, copied by the call; the addresses are the caller's.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
-                self.0,
-                count.div_ceil(THREADS),
-                1,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                stream.handle(),
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 }

@@ -17,6 +17,10 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cuda
   else emulation::run_grid(kernel, grid, block, args...);
   return GOSSAMER_OK;
 }
+template <typename... Params, typename... Args>
+int launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, cudaStream_t stream, Args... args) {
+  return launch(kernel, grid, block, 0, stream, true, args...);
+}
 // Blocks of clusters run at once.
 template <typename... Params, typename... Args>
 int launch_cluster(void (*kernel)(Params...), dim3 grid, dim3 block, int cluster, size_t shared, cudaStream_t, bool, Args... args) {

@@ -45,6 +45,16 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cuda
   return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GOSSAMER_OK : GOSSAMER_LAUNCH_FAILED;
 }
 
+// Launches a kernel that may start while the one before it ends (it waits for it with ptx::dependency_wait), where devices can do that.
+template <typename... Params, typename... Args>
+int launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, cudaStream_t stream, Args... args) {
+  static const bool able = [] {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+  }();
+  return launch(kernel, grid, block, 0, stream, able, args...);
+}
+
 template <typename Kernel>
 bool allow_shared(Kernel* kernel, int bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
