@@ -70,7 +70,7 @@ __device__ Best block_best(Best b, Best* scratch) {
   return b;
 }
 
-constexpr uint32_t kMaxSlices = 64;
+constexpr uint32_t kMaxSlices = 128;
 constexpr uint32_t kBars = 1024;  // the workspace's first 4096 bytes are zero before a launch and after it
 
 struct Row {
@@ -344,7 +344,8 @@ using namespace gossamer::portable;
 namespace {
 // Several turns of the largest devices, so that the last one's idle blocks weigh little.
 constexpr uint32_t kBlocks = 4096;
-uint32_t slices_of(uint32_t rows) { return min(kMaxSlices, max(1u, kBlocks / rows)); }
+// A row by itself takes a block of each multiprocessor.
+uint32_t slices_of(uint32_t rows) { return rows == 1 ? kMaxSlices : min(kMaxSlices / 2, max(1u, kBlocks / rows)); }
 }  // namespace
 
 extern "C" size_t gossamer_portable_sample_workspace(unsigned rows) {

@@ -49,7 +49,7 @@ struct Staging {
     output: Pinned,
     /// Inputs are on the device.
     uploaded: Event,
-    /// The kernels begin, and have ended.
+    /// The kernels begin (not recorded where a step follows another: it would cost the device a microsecond), and have ended.
     begun: Event,
     computed: Event,
     /// Results are on the host.
@@ -72,6 +72,8 @@ struct Flight {
     drawings: Vec<Drawing>,
     /// Per drawing: its place among the plan's; empty where that is the same order.
     places: Vec<u32>,
+    /// The step before was still being computed, so this one begins where that ends.
+    follows: bool,
 }
 
 /// What makes two decode steps the same graph.
@@ -115,6 +117,8 @@ pub struct Steps {
     /// The area of the next step.
     area: usize,
     flights: VecDeque<Flight>,
+    /// When the kernels of the last settled step had ended.
+    settled: Event,
     spare: Vec<Staging>,
     /// Per slot: step in which it was filled.
     joined: Vec<u64>,
@@ -174,6 +178,7 @@ impl Steps {
             output_layout,
             area: 0,
             flights: VecDeque::new(),
+            settled: Event::new()?,
             spare: Vec::new(),
             joined: vec![0; slots as usize],
             graphs: HashMap::new(),
@@ -407,7 +412,13 @@ impl Model {
         let feeds = self.feeds(steps, area, &inputs, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
         self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
-        staging.begun.record(&steps.stream)?;
+        let follows = match steps.flights.back() {
+            Some(before) => !before.staging.computed.is_done()?,
+            None => false,
+        };
+        if !follows {
+            staging.begun.record(&steps.stream)?;
+        }
         if tokens > 0 {
             let places = self.device_places(steps, area, &inputs);
             let base = steps.inputs_of(area);
@@ -453,7 +464,8 @@ impl Model {
             logprobs: row.logprobs,
             joined: steps.joined[run.slot as usize],
         });
-        steps.flights.push_back(Flight { step, staging, drawings: drawings.collect(), places: in_plan });
+        let drawings = drawings.collect();
+        steps.flights.push_back(Flight { step, staging, drawings, places: in_plan, follows });
         Ok(())
     }
 
@@ -539,7 +551,7 @@ impl Model {
 
     /// Takes the results of a step that is done.
     fn settle(&mut self, steps: &mut Steps, flight: Flight) -> Result<StepResult, ExecutorError> {
-        let Flight { step, staging, drawings, places } = flight;
+        let Flight { step, mut staging, drawings, places, follows } = flight;
         let layout = steps.output_layout;
         let bytes = staging.output.bytes();
         let mut sampled = Vec::with_capacity(drawings.len());
@@ -563,7 +575,9 @@ impl Model {
             });
             sampled.push(sampled_token(drawing.slot, drawing.position, token, logprobs));
         }
-        let busy = staging.computed.milliseconds_since(&staging.begun)?;
+        let begun = if follows { &steps.settled } else { &staging.begun };
+        let busy = staging.computed.milliseconds_since(begun)?;
+        std::mem::swap(&mut steps.settled, &mut staging.computed);
         steps.spare.push(staging);
         let sampled = in_plan_order(sampled, &places);
         Ok(StepResult { step, sampled, busy_ns: (f64::from(busy) * 1e6) as u64 })
