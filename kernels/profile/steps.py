@@ -23,7 +23,7 @@ PARTS = [
     ("experts", r"product_kernel|experts_kernel|few_kernel"),
     ("attention", r"attention|prefill|decode|rope"),
     ("dense", r"tiled_kernel|tiny_kernel|gemm_kernel|router"),
-    ("sampling", r"sample"),
+    ("sampling", r"sample|scan_kernel"),
     ("small", r""),
 ]
 
