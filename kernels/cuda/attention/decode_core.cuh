@@ -387,7 +387,7 @@ template <int kMost, class Place>
 __device__ __forceinline__ Part merge_partials(int count, Place piece, int head, int lane) {
   Part all = {-INFINITY, 0.f, make_float2(0.f, 0.f)};
   constexpr int kEach = (kMost + 31) / 32;  // lane i looks after maximum and sum of pieces i, i + 32, ...
-  constexpr int kAtOnce = 36;               // a read takes as long as all at once; one row of eight KV heads has 33 pieces on 132 multiprocessors
+  constexpr int kAtOnce = 36;               // reads under way together take as long as one; a row of eight KV heads has 33 pieces on 132 multiprocessors
   float2 ms[kEach], part[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 1) tiny_kernel(const __grid_constant
     const size_t own_at = static_cast<size_t>(own_token) * p.rows + own_row;
     if (batch) bias = bias_of(first), angle = angle_of(first);
     // Invariant: partial sums are overwritten when all warps of this block have read those of the batch before. In a cluster of two each
-    // sends part of what it read to its own block, whose full inbox says so; in a larger one it may send to others alone.
+    // warp sends part of what its lanes read together to its own block, whose full inbox says so; in a larger one it may send to others alone.
     if (kCluster > 2 && batch) __syncthreads();
     const uint32_t residual = !kRope && own_finish && p.residual ? __ldcg(reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.residual) + own_at)) : 0u;
 #pragma unroll

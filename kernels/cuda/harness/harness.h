@@ -125,14 +125,14 @@ inline double graph_time(const std::function<void(cudaStream_t)>& enqueue, int r
   CHECK(cudaEventCreate(&b));
   std::vector<float> times;
   float spent = 0;
-  for (int before = 3; static_cast<int>(times.size()) < replays;) {
+  for (int i = 0; static_cast<int>(times.size()) < replays; ++i) {
     CHECK(cudaEventRecord(a, stream));
     CHECK(cudaGraphLaunch(executable, stream));
     CHECK(cudaEventRecord(b, stream));
     CHECK(cudaEventSynchronize(b));
     float ms;
     CHECK(cudaEventElapsedTime(&ms, a, b));
-    if (before-- <= 0 && spent >= warm) times.push_back(ms * 1000);
+    if (i >= 3 && spent >= warm) times.push_back(ms * 1000);
     spent += ms;
   }
   std::sort(times.begin(), times.end());

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   }
   clock.mark(kGateUpDone);
 
-  // All activations: every block's. A release waits for whatever this thread has under way: nothing, here.
+  // All activations: every block's. A release waits for its thread's loads, so biases and residual are asked for behind it.
   __syncthreads();
   clock.mark(kBlockDone);
   if (threadIdx.x == 0) ptx::release_add(arrived, 1);
@@ -295,8 +295,11 @@ int blocks = 0;  // of the grid, all resident at once; 0 where the device does n
 }  // namespace
 
 void prepare() {
-  if (allow_shared(few_kernel<true>, kMaxSharedBytes) && allow_shared(few_kernel<false>, kMaxSharedBytes))
-    blocks = kCluster * resident_clusters(few_kernel<false>, dim3(kThreads), kCluster, kMaxSharedBytes);
+  blocks = 0;
+  if (allow_shared(few_kernel<true>, kMaxSharedBytes) && allow_shared(few_kernel<false>, kMaxSharedBytes)) {
+    const int one = resident_clusters(few_kernel<true>, dim3(kThreads), kCluster, kMaxSharedBytes), more = resident_clusters(few_kernel<false>, dim3(kThreads), kCluster, kMaxSharedBytes);
+    blocks = kCluster * (one < more ? one : more);
+  }
   cudaGetLastError();
 }
 

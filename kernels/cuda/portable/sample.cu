@@ -344,7 +344,7 @@ using namespace gossamer::portable;
 namespace {
 // Several turns of the largest devices, so that the last one's idle blocks weigh little.
 constexpr uint32_t kBlocks = 4096;
-// A row by itself takes a block of each multiprocessor.
+// A row by itself takes a block on nearly every multiprocessor.
 uint32_t slices_of(uint32_t rows) { return rows == 1 ? kMaxSlices : min(kMaxSlices / 2, max(1u, kBlocks / rows)); }
 }  // namespace
 

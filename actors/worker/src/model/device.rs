@@ -4,8 +4,8 @@
 //! in the place of its slot, and feeds the next step from there, penalties included; on the host its place in the slot is filled
 //! when the result comes back.
 //!
-//! Copies have streams of their own, so that nothing but kernels lies between the kernels of two steps: a copy among them costs the
-//! device 5 to 8 us, and so does one from it. Hence inputs and results have two areas on the device, which steps use in turn;
+//! Copies have streams of their own, so that nothing but kernels lies between the kernels of two steps: a copy to the device, or
+//! from it, between kernels costs 5 to 8 us. Hence inputs and results have two areas on the device, which steps use in turn;
 //! host-side staging exists per step in flight.
 //!
 //! Decode steps up to a size are captured in graphs, one per padded batch size, table stride and area: the first step of a kind
@@ -49,8 +49,9 @@ struct Staging {
     output: Pinned,
     /// Inputs are on the device.
     uploaded: Event,
-    /// The kernels begin (not recorded where a step follows another: it would cost the device a microsecond), and have ended.
+    /// The kernels begin; not recorded where a step follows another, for it would cost the device a microsecond.
     begun: Event,
+    /// The kernels have ended.
     computed: Event,
     /// Results are on the host.
     done: Event,
@@ -68,6 +69,7 @@ struct Drawing {
 /// A step in flight.
 struct Flight {
     step: u64,
+    area: usize,
     staging: Staging,
     drawings: Vec<Drawing>,
     /// Per drawing: its place among the plan's; empty where that is the same order.
@@ -240,9 +242,9 @@ impl Steps {
         self.outputs.address() + (area * self.output_layout.bytes) as u64
     }
 
-    /// Lets neither copies nor kernels into the next step's area before the step that had it last is through with it.
-    fn wait_for_area(&self) -> Result<(), CudaError> {
-        let Some(before) = self.flights.len().checked_sub(AREAS).and_then(|at| self.flights.get(at)) else {
+    /// Lets neither copies nor kernels into an area before the step that had it last is through with it.
+    fn wait_for_area(&self, area: usize) -> Result<(), CudaError> {
+        let Some(before) = self.flights.iter().rev().find(|flight| flight.area == area) else {
             return Ok(());
         };
         self.inward.wait_for(&before.staging.computed)?;
@@ -296,7 +298,7 @@ impl Model {
         }
         let mut staging = Pinned::new(inputs.bytes)?;
         self.write_inputs(&inputs, &Feeds::default(), staging.bytes_mut());
-        // SAFETY: the inputs fit the buffer; the staging lives until the stream was waited for.
+        // SAFETY: the inputs fit the area; the staging lives until the stream was waited for.
         unsafe { steps.stream.upload(steps.inputs_of(0), &staging, inputs.bytes) }?;
         steps.stream.synchronize()?;
         Ok(Some(self.device_places(steps, 0, &inputs)))
@@ -408,7 +410,6 @@ impl Model {
         let drawing: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
         self.batch.sample.locate_pending(|row| steps.last_drawn(drawing[row]));
         let area = steps.area;
-        steps.area = (area + 1) % AREAS;
         let feeds = self.feeds(steps, area, &inputs, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
         self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
@@ -422,7 +423,7 @@ impl Model {
         if tokens > 0 {
             let places = self.device_places(steps, area, &inputs);
             let base = steps.inputs_of(area);
-            steps.wait_for_area()?;
+            steps.wait_for_area(area)?;
             // SAFETY: the inputs fit the area, and the staging is not touched before its event is done.
             unsafe { steps.inward.upload(base, &staging.input, inputs.bytes) }?;
             staging.uploaded.record(&steps.inward)?;
@@ -465,7 +466,8 @@ impl Model {
             joined: steps.joined[run.slot as usize],
         });
         let drawings = drawings.collect();
-        steps.flights.push_back(Flight { step, staging, drawings, places: in_plan, follows });
+        steps.flights.push_back(Flight { step, area, staging, drawings, places: in_plan, follows });
+        steps.area = (area + 1) % AREAS;
         Ok(())
     }
 
@@ -551,7 +553,7 @@ impl Model {
 
     /// Takes the results of a step that is done.
     fn settle(&mut self, steps: &mut Steps, flight: Flight) -> Result<StepResult, ExecutorError> {
-        let Flight { step, mut staging, drawings, places, follows } = flight;
+        let Flight { step, mut staging, drawings, places, follows, .. } = flight;
         let layout = steps.output_layout;
         let bytes = staging.output.bytes();
         let mut sampled = Vec::with_capacity(drawings.len());

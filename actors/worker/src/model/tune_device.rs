@@ -123,6 +123,8 @@ impl Model {
             let launched = unsafe { self.launch_as(&open.desc, args, choice, steps.stream().raw()) };
             if let Err(error) = launched {
                 tracing::debug!(%error, operation = open.operation, "a tactic cannot be measured");
+                // Earlier rounds may still read the places, which the next copy replaces.
+                steps.stream().synchronize()?;
                 return Ok(None);
             }
         }

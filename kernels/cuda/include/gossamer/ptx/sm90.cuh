@@ -346,7 +346,7 @@ template <int kBytes>
 __device__ __forceinline__ void copy_async(void* dst, const void* src, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(dst)), "l"(src), "n"(kBytes), "r"(valid ? kBytes : 0) : "memory");
 }
-// 16 bytes of a stream, by the lanes where `condition` holds, without a branch.
+// 16 bytes that are read once, by the lanes where `condition` holds, without a branch.
 __device__ __forceinline__ void copy_async_if(bool condition, uint32_t dst, const void* src, uint64_t policy) {
   asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n @p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;\n}\n" ::"r"(dst), "l"(src),
                "r"(static_cast<uint32_t>(condition)), "l"(policy)
