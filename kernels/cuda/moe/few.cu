@@ -17,6 +17,7 @@
 #include "gossamer/ptx/sm90.cuh"
 #include "few.cuh"
 #include "gossamer/clock.cuh"
+#include "gossamer/ring.cuh"
 #include "tile.cuh"
 
 namespace gossamer::moe::few {
@@ -51,7 +52,8 @@ struct Copies {
   uint64_t policy;
   Counts count = {};
   const uint8_t* source = nullptr;
-  int job = -1, left = 0, stage = 0;  // tiles left of the job
+  int job = -1, left = 0;  // tiles left of the job
+  Ring<kStages> at = {};
 
   __device__ __forceinline__ void seek() {
     if (++job >= count.all) return;
@@ -64,10 +66,10 @@ struct Copies {
       const int bytes = min(left, kChunk) * mxfp4::kTileBytes, lane_at = 16 * (threadIdx.x & 31);
 #pragma unroll
       for (int i = 0; i < (kStageBytes + 511) / 512; ++i)
-        ptx::copy_async_if(i * 512 + lane_at < bytes, ring + stage * kStageBytes + i * 512 + lane_at, source + i * 512 + lane_at, policy);
+        ptx::copy_async_if(i * 512 + lane_at < bytes, ring + at.stage * kStageBytes + i * 512 + lane_at, source + i * 512 + lane_at, policy);
       source += bytes;
       left -= min(left, kChunk);
-      stage = stage + 1 == kStages ? 0 : stage + 1;
+      at.next();
       if (left == 0) seek();
     }
     ptx::copy_async_commit();
@@ -75,13 +77,13 @@ struct Copies {
 };
 
 // Sums of one job: a strip's 16 rows by the group's tokens. `column`: this lane's part of its token's column.
-__device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies& copies, int& stage, float (&acc)[4]) {
+__device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies& copies, Ring<kStages>& at, float (&acc)[4]) {
   const uint32_t lane = threadIdx.x & 31, code_at = copies.ring + 16 * lane, scale_at = copies.ring + mxfp4::kCodeBytes + 4 * (lane / 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) acc[i] = 0.f;
 #pragma unroll 1
   for (int left = tiles; left > 0; left -= kChunk, column += kChunk * 128) {
-    const uint32_t code = code_at + stage * kStageBytes, scale = scale_at + stage * kStageBytes;
+    const uint32_t code = code_at + at.stage * kStageBytes, scale = scale_at + at.stage * kStageBytes;
     ptx::copy_async_wait<kStages - 1>();
     __syncwarp();
     Operands o[2];
@@ -102,7 +104,7 @@ __device__ __forceinline__ void multiply_job(int tiles, uint32_t column, Copies&
     }
     __syncwarp();
     copies.next();
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    at.next();
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) acc[i] *= kUnscale;
@@ -183,7 +185,8 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
   __syncthreads();
   clock.mark(kPlaced);
 
-  int stage = 0, at = 0;
+  Ring<kStages> stage;
+  int at = 0;
   float acc[4];
   const uint32_t columns_at = ptx::shared_address(columns) + t * 16;
 #pragma unroll 1

@@ -17,8 +17,10 @@
 //! Invariant: a result has its tokens in the order of the plan's runs, whatever order the device computed them in.
 
 mod inputs;
+mod outputs;
 
 use self::inputs::{Feeds, Inputs, in_plan_order, places_in_plan, singles_first};
+use self::outputs::{OutputLayout, word};
 use super::launch::{GroupPlaces, Places};
 use super::{Drawn, Model, sampled_token};
 use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinned, Stream, download};
@@ -126,35 +128,6 @@ pub struct Steps {
     joined: Vec<u64>,
     graphs: HashMap<Key, Captured>,
     capture_size: u32,
-}
-
-/// Where the parts of a step's results are.
-#[derive(Clone, Copy)]
-struct OutputLayout {
-    logprobs: usize,
-    top_ids: usize,
-    top_logprobs: usize,
-    bytes: usize,
-    alternatives: usize,
-}
-
-impl OutputLayout {
-    fn new(rows: usize, alternatives: usize) -> Self {
-        let tokens = (rows * 4).next_multiple_of(ALIGN);
-        let top = (rows * alternatives * 4).next_multiple_of(ALIGN);
-        Self {
-            logprobs: tokens,
-            top_ids: 2 * tokens,
-            top_logprobs: 2 * tokens + top,
-            bytes: 2 * (tokens + top),
-            alternatives,
-        }
-    }
-}
-
-/// A word of a result; what is out of range is no token.
-fn word(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).map_or(u32::MAX, |word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
 }
 
 impl Steps {
@@ -613,17 +586,5 @@ impl Drop for Steps {
         {
             tracing::debug!(%error, device = self.cuda.name(), "the device did not finish");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_the_results_do_not_overlap() {
-        let layout = OutputLayout::new(3, 20);
-        assert!(layout.logprobs >= 12 && layout.top_ids >= layout.logprobs + 12);
-        assert!(layout.top_logprobs >= layout.top_ids + 240 && layout.bytes >= layout.top_logprobs + 240);
     }
 }
