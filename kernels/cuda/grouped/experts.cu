@@ -32,11 +32,11 @@ Plan carve(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8, void* worksp
   plan.tile_counts = reinterpret_cast<uint32_t*>(take(kSets * 4));
   plan.tiles_per_set = most_tiles(d, tokens);
   plan.tiles = reinterpret_cast<TokenTile*>(take(kSets * plan.tiles_per_set * sizeof(TokenTile)));
-  plan.pairs = reinterpret_cast<uint32_t*>(take(pairs * 4));
+  plan.pairs = reinterpret_cast<uint32_t*>(take((pairs + kPastEnd) * 4));
   plan.x = take(pairs * d.hidden * (fp8 ? 1 : 2));
   plan.inner = take(pairs * d.intermediate * (fp8 ? 1 : 2));
   if (fp8) {
-    plan.token_scales = reinterpret_cast<float*>(take((pairs + kMaxWidth) * 4));
+    plan.token_scales = reinterpret_cast<float*>(take((pairs + kPastEnd) * 4));
     plan.gate_up_maxima = take(static_cast<size_t>(d.local_experts) * 2 * d.intermediate);
     plan.down_maxima = take(static_cast<size_t>(d.local_experts) * d.hidden);
   }

@@ -60,17 +60,20 @@ struct TokenTile {
   uint32_t width;   // of the tile, at least these
 };
 
+// Copies of a tile's words start and end at 16 bytes and are as long as the tile is wide.
+constexpr uint32_t kPastEnd = kMaxWidth + 3;
+
 struct Plan {
   uint32_t* total;        // rows in the sorted order
   uint32_t* tile_counts;  // [kSets]
   TokenTile* tiles;       // [kSets][tiles_per_set]
   uint32_t tiles_per_set;
   uint32_t most;          // tokens of a tile at most
-  uint32_t* pairs;        // [tokens * top_k]: token * top_k + choice
+  uint32_t* pairs;        // [tokens * top_k]: token * top_k + choice; kPastEnd more are read and not used
   void* x;                // [tokens * top_k, hidden], sorted, bf16 or E4M3
   void* inner;            // [tokens * top_k, intermediate], sorted, likewise
   // E4M3 alone:
-  float* token_scales;    // per sorted row, and kMaxWidth more that are read and not used
+  float* token_scales;    // per sorted row, and likewise
   const uint8_t *gate_up_maxima, *down_maxima;
 };
 

@@ -25,7 +25,7 @@
 // in the order of `place_of` instead.
 //
 // Shared memory: [token stages][kGroupTiles][tokens][64 columns] swizzled | [weight stages][warps][kChunk] tiles of weights | table
-// of magnitudes (E4M3) | barriers.
+// of magnitudes (E4M3) | barriers | what is known of each token of a tile, twice.
 #pragma once
 #include <cuda.h>
 
@@ -36,6 +36,7 @@
 #include "gossamer/ptx/wgmma.cuh"
 #include "gossamer/ring.cuh"
 #include "decode.cuh"
+#include "epilogue.cuh"
 #include "plan.cuh"
 
 namespace gossamer::grouped {
@@ -58,7 +59,8 @@ struct Shape {
   static constexpr int kGroupTiles = kGroups < 4 ? 1 : kChunk;  // tiles of a token stage: fewer barriers where instructions count
   static constexpr int kTokenStageBytes = kWidest * kK * kElement * kGroupTiles;
   static constexpr int kWeightStageBytes = kWarps * kChunkBytes;
-  static constexpr int kFixed = (kFp8 ? kTableBytes : 0) + 1024 + 256;
+  static constexpr int kWords = (kWidest + 6) / 4 * 4;  // of a tile, from 16 bytes to 16 bytes
+  static constexpr int kFixed = (kFp8 ? kTableBytes : 0) + 1024 + 256 + 2 * kWords * 4;
   static constexpr int kRoom = kMaxSharedBytes - kFixed;
   static constexpr int kWeightStages = kGroups >= 4 && kRoom >= 3 * kWeightStageBytes + 2 * kTokenStageBytes ? 3 : 2;
   static constexpr int kTokenRoom = (kRoom - kWeightStages * kWeightStageBytes) / kTokenStageBytes;
@@ -80,10 +82,9 @@ struct Product {
   const bf16* bias;  // [experts, rows], checkpoint order
   const TokenTile* tiles;
   const uint32_t* tile_count;
-  const uint32_t* pairs;
+  const uint32_t* words;  // per row of the sorted order: scales (E4M3 gate_up), pairs (down), or null
   void* out;  // E4M3 for gate_up of E4M3 tokens, else bf16
   const uint8_t* maxima;      // E4M3: [experts, rows] largest scale of a row, in the layout's row order
-  const float* token_scales;  // E4M3 gate_up: per row of the sorted order
   uint32_t strips, k_tiles, rounds, out_columns;
   bool first;  // of the product's kernels
   float limit, alpha;
@@ -104,6 +105,7 @@ struct Shared {
   using S = Shape<kFp8, kSet>;
   uint8_t *tokens, *weights, *table;
   uint64_t *weights_full, *weights_empty, *tokens_full, *tokens_empty;
+  uint32_t* words;
   __device__ explicit Shared(uint8_t* memory) {
     tokens = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~static_cast<uintptr_t>(1023));
     weights = tokens + S::kTokenStages * S::kTokenStageBytes;
@@ -112,19 +114,16 @@ struct Shared {
     weights_empty = weights_full + S::kWeightStages;
     tokens_full = weights_empty + S::kWeightStages;
     tokens_empty = tokens_full + S::kTokenStages;
+    words = reinterpret_cast<uint32_t*>(table + (kFp8 ? kTableBytes : 0) + 256);
   }
+  // Of a block's `n`th piece of work, whose tile begins with sorted row `first`.
+  __device__ uint32_t* words_of(uint32_t n, uint32_t first) const { return words + n % 2 * S::kWords + first % 4; }
 };
 
 // Largest scales of rows g and g + 8 of a strip (E4M3): asked for a piece of work ahead, since decoding begins with them.
 struct Maxima {
   uint32_t of_g, of_g8;
 };
-
-__device__ __forceinline__ float swiglu(float gate, float up, float limit, float alpha) {
-  gate = fminf(gate, limit);
-  up = fminf(fmaxf(up, -limit), limit);
-  return (up + 1.f) * gate * __fdividef(1.f, 1.f + __expf(-alpha * gate));
-}
 
 // A piece of work that has no rows for this warpgroup.
 template <bool kFp8, int kSet>
@@ -251,9 +250,9 @@ __device__ __forceinline__ void add_products(const Product& p, Maxima maxima, co
 // One piece of work of a warp: its strip by the tile's tokens.
 template <bool kFp8, bool kGateUp, int kSet, int... kNumber>
 __device__ __forceinline__ void multiply_tile(std::integer_sequence<int, kNumber...>, const Product& p, const TokenTile& tile, uint32_t strip, bool valid, Maxima maxima,
-                                              const Shared<kFp8, kSet>& shared, Ring<Shape<kFp8, kSet>::kWeightStages>& weights,
+                                              uint32_t n, const Shared<kFp8, kSet>& shared, Ring<Shape<kFp8, kSet>::kWeightStages>& weights,
                                               Ring<Shape<kFp8, kSet>::kTokenStages>& tokens) {
-  const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+  const int g = (threadIdx.x & 31) / 4;
   // What the epilogue needs is asked for here: there each load would be waited for. Raw bits, converted there.
   const bf16* bias = p.bias + (static_cast<size_t>(tile.expert) * p.strips + strip) * 16;
   uint32_t bias0, bias1 = 0;
@@ -272,41 +271,10 @@ __device__ __forceinline__ void multiply_tile(std::integer_sequence<int, kNumber
   };
   (of_width(std::integral_constant<int, kNumber>()) || ...);
 
-  // Epilogue: a lane has rows g and g + 8 of the strip (gate_up: gate and up of one column; down: two columns) for tokens 2t and
-  // 2t + 1 of every eight. Neighbouring g exchange a token, so that each stores two columns of one token at once.
   const float fixed = kGateUp ? 1.f : 1.f / kInnerScale, scale0 = row_scale(maxima.of_g) * fixed, scale1 = row_scale(maxima.of_g8) * fixed;  // E4M3
-  const float b0 = ptx::bf16_low(bias0), b1 = kGateUp ? ptx::bf16_high(bias0) : ptx::bf16_low(bias1);
-  const uint32_t odd = g & 1;
-#pragma unroll
-  for (int j = 0; j < Shape<kFp8, kSet>::kWidest / 8; ++j) {
-    if (j * 8 >= tile.width) break;
-    const uint32_t token = j * 8 + 2 * t, mine = token + odd;
-    float v[4] = {sums[j * 4], sums[j * 4 + 1], sums[j * 4 + 2], sums[j * 4 + 3]};
-    if constexpr (kFp8) {
-      const float of0 = kGateUp ? __ldg(p.token_scales + tile.first + token) : 1.f, of1 = kGateUp ? __ldg(p.token_scales + tile.first + token + 1) : 1.f;
-      v[0] *= scale0 * of0, v[1] *= scale0 * of1, v[2] *= scale1 * of0, v[3] *= scale1 * of1;
-    }
-    v[0] += b0, v[1] += b0, v[2] += b1, v[3] += b1;
-    if constexpr (kGateUp && kFp8) {
-      uint8_t* out = static_cast<uint8_t*>(p.out) + static_cast<size_t>(tile.first + token) * p.out_columns + strip / 2 * 16 + place_of(strip % 2 * 8 + g);
-      const auto code = [&](float inner) { return static_cast<uint8_t>(__nv_cvt_float_to_fp8(inner * kInnerScale, __NV_SATFINITE, __NV_E4M3)); };
-      if (valid && token < tile.count) out[0] = code(swiglu(v[0], v[2], p.limit, p.alpha));
-      if (valid && token + 1 < tile.count) out[p.out_columns] = code(swiglu(v[1], v[3], p.limit, p.alpha));
-    } else if constexpr (kGateUp) {
-      const uint32_t both = ptx::pack_bf16(swiglu(v[0], v[2], p.limit, p.alpha), swiglu(v[1], v[3], p.limit, p.alpha));
-      const uint32_t pair = ptx::pick_bytes(both, __shfl_xor_sync(~0u, both, 4), odd ? 0x3276 : 0x5410);
-      if (valid && mine < tile.count)
-        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(p.out) + static_cast<size_t>(tile.first + mine) * p.out_columns + strip * 8 + (g & ~1)) = pair;
-    } else {
-      const uint32_t first = ptx::pack_bf16(v[0], v[2]), second = ptx::pack_bf16(v[1], v[3]);  // rows g and g + 8 of a token
-      const uint32_t own = odd ? second : first, got = __shfl_xor_sync(~0u, odd ? first : second, 4);
-      if (valid && mine < tile.count) {
-        bf16* out = static_cast<bf16*>(p.out) + static_cast<size_t>(__ldg(p.pairs + tile.first + mine)) * p.out_columns + strip * 16 + (g & ~1);
-        *reinterpret_cast<uint32_t*>(out) = ptx::pick_bytes(own, got, odd ? 0x1054 : 0x5410);
-        *reinterpret_cast<uint32_t*>(out + 8) = ptx::pick_bytes(own, got, odd ? 0x3276 : 0x7632);
-      }
-    }
-  }
+  const Swiglu swiglu(p.limit, p.alpha, kFp8 ? 1.f / kInnerScale : 1.f);
+  store_strip<kFp8, kGateUp, Shape<kFp8, kSet>::kWidest>(sums, shared.words_of(n, tile.first), scale0, scale1, ptx::bf16_low(bias0), kGateUp ? ptx::bf16_high(bias0) : ptx::bf16_low(bias1), swiglu,
+                                                         static_cast<uint8_t*>(p.out), p.out_columns * (kFp8 && kGateUp ? 1 : 2), strip, tile, valid ? tile.count : 0);
 }
 
 template <bool kFp8, int kSet>
@@ -341,14 +309,22 @@ template <bool kFp8, int kSet>
 __device__ __forceinline__ void produce_tokens(const Product& p, const Maps<kSet>& maps, const Shared<kFp8, kSet>& shared, uint32_t total) {
   using S = Shape<kFp8, kSet>;
   Ring<S::kTokenStages> ring;
-  for (uint32_t i = blockIdx.x; i < total; i += gridDim.x) {
+  Ring<S::kTokenStages> began = ring;
+  uint32_t n = 0;
+  for (uint32_t i = blockIdx.x; i < total; i += gridDim.x, ++n) {
+    // Who has consumed the first tokens of the piece before has done with the words of the one before that, whose place this one takes.
+    // A piece that fills the ring waits for that anyway.
+    if (n && p.k_tiles <= (S::kTokenStages - 1) * S::kGroupTiles) ptx::barrier_wait(&shared.tokens_empty[began.stage], began.phase);
+    began = ring;
     const TokenTile tile = p.tile_of(i);
     const CUtensorMap* map = &maps.of[(tile.width - narrowest_of(kSet)) / step_of(kSet)];
     const uint32_t tile_bytes = tile.width * kK * S::kElement;
     for (uint32_t k = 0; k < p.k_tiles; k += S::kGroupTiles) {
       const uint32_t count = min(p.k_tiles - k, static_cast<uint32_t>(S::kGroupTiles));
       ptx::barrier_wait(&shared.tokens_empty[ring.stage], ring.phase ^ 1);
-      ptx::barrier_expect(&shared.tokens_full[ring.stage], count * tile_bytes);
+      const uint32_t word_bytes = p.words && k == 0 ? (tile.first % 4 + tile.width + 3) / 4 * 16 : 0;
+      ptx::barrier_expect(&shared.tokens_full[ring.stage], count * tile_bytes + word_bytes);
+      if (word_bytes) ptx::bulk_load(shared.words_of(n, 0), p.words + tile.first / 4 * 4, word_bytes, &shared.tokens_full[ring.stage]);
       uint8_t* to = shared.tokens + ring.stage * S::kTokenStageBytes;
       for (uint32_t n = 0; n < count; ++n) ptx::tensor_load_2d(to + n * tile_bytes, map, (k + n) * kK, tile.first, &shared.tokens_full[ring.stage]);
       ring.next();
@@ -388,13 +364,14 @@ __global__ void __launch_bounds__(Shape<kFp8, kSet>::kThreads, 1) product_kernel
     };
     TokenTile tile = p.tile_of(blockIdx.x);
     Maxima maxima = maxima_of(tile, strip_of(blockIdx.x));
-    for (uint32_t i = blockIdx.x; i < total; i += gridDim.x) {
+    uint32_t n = 0;
+    for (uint32_t i = blockIdx.x; i < total; i += gridDim.x, ++n) {
       const uint32_t following = i + gridDim.x < total ? i + gridDim.x : i;
       const TokenTile next = p.tile_of(following);
       const Maxima next_maxima = maxima_of(next, strip_of(following));
       const bool valid = i % p.rounds * S::kWarps + warp < p.strips;
       if (__any_sync(~0u, warp >= 4 * groups_with_rows<S>(p, i))) pass_tile(p, shared, weights, tokens);
-      else multiply_tile<kFp8, kGateUp, kSet>(std::make_integer_sequence<int, widths_of(kSet)>(), p, tile, strip_of(i), valid, maxima, shared, weights, tokens);
+      else multiply_tile<kFp8, kGateUp, kSet>(std::make_integer_sequence<int, widths_of(kSet)>(), p, tile, strip_of(i), valid, maxima, n, shared, weights, tokens);
       tile = next, maxima = next_maxima;
     }
   }
@@ -437,10 +414,9 @@ int product(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Pl
   Product p = {};
   p.weights = reinterpret_cast<const uint8_t*>(w.data);
   p.bias = reinterpret_cast<const bf16*>(w.bias);
-  p.pairs = plan.pairs;
+  p.words = !kGateUp ? plan.pairs : kFp8 ? reinterpret_cast<const uint32_t*>(plan.token_scales) : nullptr;
   p.out = kGateUp ? plan.inner : reinterpret_cast<void*>(a.out);
   p.maxima = kGateUp ? plan.gate_up_maxima : plan.down_maxima;
-  p.token_scales = plan.token_scales;
   p.strips = rows / 16;
   p.k_tiles = static_cast<uint32_t>(mxfp4::tiles_of(k));
   p.out_columns = kGateUp ? d.intermediate : d.hidden;

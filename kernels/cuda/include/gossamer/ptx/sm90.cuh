@@ -171,6 +171,12 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 / x to one unit in the last place, likewise.
+__device__ __forceinline__ float reciprocal_flushed(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // The product of two bf16 pairs; subnormal operands count in full.
 __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
