@@ -32,6 +32,7 @@ Plan carve(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8, void* worksp
   plan.tile_counts = reinterpret_cast<uint32_t*>(take(kSets * 4));
   plan.tiles_per_set = most_tiles(d, tokens);
   plan.tiles = reinterpret_cast<TokenTile*>(take(kSets * plan.tiles_per_set * sizeof(TokenTile)));
+  plan.finished = reinterpret_cast<int*>(take(kSets * plan.tiles_per_set * sizeof(int)));
   plan.pairs = reinterpret_cast<uint32_t*>(take((pairs + kPastEnd) * 4));
   plan.x = take(pairs * d.hidden * (fp8 ? 1 : 2));
   plan.inner = take(pairs * d.intermediate * (fp8 ? 1 : 2));
@@ -78,8 +79,8 @@ extern "C" int gossamer_grouped_experts(const GossamerExpertsDesc* d, const Goss
     if (const int status = rows(a->gate_up, plan.gate_up_maxima, 2 * d->intermediate, d->hidden)) return status;
     if (const int status = rows(a->down, plan.down_maxima, d->hidden, d->intermediate)) return status;
   }
-  // Invariant: plan starts when everything before it in the stream is complete, an ordinary launch; gather and the first product
-  // may start early, and each waits for the one before it, so for all before that.
+  // Invariant: plan starts when everything before it in the stream is complete, an ordinary launch; gather and the first kernel of
+  // gate_up may start early, and each waits for the one before it, so for all before that.
   if (const int status = gossamer::launch(plan_kernel, (pairs + kPlanThreads - 1) / kPlanThreads, kPlanThreads, 0, stream, false, *d, *a, plan)) return status;
   if (const int status = gossamer::launch(fp8 ? gather_e4m3_kernel : gather_kernel, pairs, 128, 0, stream, true, *d, *a, plan)) return status;
   return fp8 ? products_fp8(*d, *a, plan, stream) : products_bf16(*d, *a, plan, stream);

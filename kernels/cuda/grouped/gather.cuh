@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc 
   if (count) {
     const uint32_t tiles = (count + p.most - 1) / p.most, width = width_for((count + tiles - 1) / tiles);  // at most p.most, so the last tile has rows
     const uint32_t set = set_of(width), at = set * p.tiles_per_set + atomicAdd(&sets[set], tiles);
-    for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width), width};
+    for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width), width}, p.finished[at + i] = 0;
   }
   if (e == 0) *p.total = sums[31];
   __syncthreads();

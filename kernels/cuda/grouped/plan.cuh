@@ -68,6 +68,7 @@ struct Plan {
   uint32_t* tile_counts;  // [kSets]
   TokenTile* tiles;       // [kSets][tiles_per_set]
   uint32_t tiles_per_set;
+  int* finished;          // [kSets][tiles_per_set]: rounds of gate_up that are stored
   uint32_t most;          // tokens of a tile at most
   uint32_t* pairs;        // [tokens * top_k]: token * top_k + choice; kPastEnd more are read and not used
   void* x;                // [tokens * top_k, hidden], sorted, bf16 or E4M3

@@ -15,10 +15,11 @@
 // own have left the multiprocessor. The set that most tiles are likely to be in comes first, so that launches that find nothing to do
 // hide behind its work.
 //
-// Invariant: the first kernel of a product lets the next start only after its own inputs are complete (gate_up: it waits for gather;
-// down: an ordinary launch), and every later one starts after the one before has started: so they have their inputs without waiting.
-// As they do not wait, the end of the last one alone says nothing about the others: what comes after a product is launched the
-// ordinary way, behind everything.
+// Invariant: the first kernel of gate_up lets the next start only after its own inputs are complete (it waits for gather), and every
+// later one, down's among them, starts after all blocks of the one before have started. So gate_up's have their inputs without waiting,
+// and down's find in `finished` which tiles' inner activations are stored: what they wait for is made by blocks that run already.
+// As kernels do not wait for kernels, the end of the last one alone says nothing about the others: what comes after down is launched
+// the ordinary way, behind everything.
 //
 // Order of K for E4M3: a fragment register wants four neighbouring columns, and a lane of `mxfp4-sm90-v2` holds columns 2t, 2t+1,
 // 2t+8, 2t+9 of a k16 step. A product does not care for the order of K as long as both operands agree, so the tokens are written
@@ -67,7 +68,7 @@ struct Shape {
   static constexpr int kTokenStages = kTokenRoom < 8 ? kTokenRoom : 8;
   static constexpr int kSharedBytes = kTokenStages * kTokenStageBytes + kWeightStages * kWeightStageBytes + kFixed;
   static_assert(kTokenStages >= (kGroupTiles == 1 ? 4 : 2) && kSharedBytes <= kMaxSharedBytes);
-  static_assert(2 * (kWeightStages + kTokenStages) * 8 <= 256);
+  static_assert((2 * (kWeightStages + kTokenStages) + 1) * 8 <= 256);
   static_assert(kTokenStageBytes % 16 == 0 && kWeightStageBytes % 16 == 0 && kWarps <= 32, "a lane per strip");
 };
 
@@ -85,8 +86,10 @@ struct Product {
   const uint32_t* words;  // per row of the sorted order: scales (E4M3 gate_up), pairs (down), or null
   void* out;  // E4M3 for gate_up of E4M3 tokens, else bf16
   const uint8_t* maxima;      // E4M3: [experts, rows] largest scale of a row, in the layout's row order
-  uint32_t strips, k_tiles, rounds, out_columns;
-  bool first;  // of the product's kernels
+  uint32_t strips, strips_before, k_tiles, rounds, out_columns;
+  int* finished;     // per tile: rounds of gate_up whose results are stored
+  int rounds_before;  // down: of gate_up
+  bool waits;        // for the kernel before
   float limit, alpha;
   uint32_t eight = 8;  // E4M3: see `Tables`
   // Work `i`: a tile of tokens and a round of its rows.
@@ -104,7 +107,7 @@ template <bool kFp8, int kSet>
 struct Shared {
   using S = Shape<kFp8, kSet>;
   uint8_t *tokens, *weights, *table;
-  uint64_t *weights_full, *weights_empty, *tokens_full, *tokens_empty;
+  uint64_t *weights_full, *weights_empty, *tokens_full, *tokens_empty, *stored;
   uint32_t* words;
   __device__ explicit Shared(uint8_t* memory) {
     tokens = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~static_cast<uintptr_t>(1023));
@@ -114,6 +117,7 @@ struct Shared {
     weights_empty = weights_full + S::kWeightStages;
     tokens_full = weights_empty + S::kWeightStages;
     tokens_empty = tokens_full + S::kTokenStages;
+    stored = tokens_empty + S::kTokenStages;
     words = reinterpret_cast<uint32_t*>(table + (kFp8 ? kTableBytes : 0) + 256);
   }
   // Of a block's `n`th piece of work, whose tile begins with sorted row `first`.
@@ -311,11 +315,13 @@ __device__ __forceinline__ void produce_tokens(const Product& p, const Maps<kSet
   Ring<S::kTokenStages> ring;
   Ring<S::kTokenStages> began = ring;
   uint32_t n = 0;
+  const bool short_pieces = p.k_tiles <= (S::kTokenStages - 1) * S::kGroupTiles;
   for (uint32_t i = blockIdx.x; i < total; i += gridDim.x, ++n) {
     // Who has consumed the first tokens of the piece before has done with the words of the one before that, whose place this one takes.
     // A piece that fills the ring waits for that anyway.
-    if (n && p.k_tiles <= (S::kTokenStages - 1) * S::kGroupTiles) ptx::barrier_wait(&shared.tokens_empty[began.stage], began.phase);
+    if (n && short_pieces) ptx::barrier_wait(&shared.tokens_empty[began.stage], began.phase);
     began = ring;
+    if (p.rounds_before) ptx::wait_for_count(p.finished + i / p.rounds, p.rounds_before), ptx::global_proxy_fence();
     const TokenTile tile = p.tile_of(i);
     const CUtensorMap* map = &maps.of[(tile.width - narrowest_of(kSet)) / step_of(kSet)];
     const uint32_t tile_bytes = tile.width * kK * S::kElement;
@@ -332,17 +338,30 @@ __device__ __forceinline__ void produce_tokens(const Product& p, const Maps<kSet
   }
 }
 
+// Says of each piece of gate_up's work that it is stored. One thread for the block: to make results visible to other multiprocessors
+// takes a microsecond, in which consumers do better things. Invariant: it arrives too, so that no piece ends before the last one is announced.
+template <bool kFp8, int kSet>
+__device__ __forceinline__ void announce(const Product& p, const Shared<kFp8, kSet>& shared, uint32_t total) {
+  uint32_t phase = 0;
+  for (uint32_t i = blockIdx.x; i < total; i += gridDim.x, phase ^= 1) {
+    ptx::barrier_arrive(shared.stored);
+    ptx::barrier_wait(shared.stored, phase);
+    ptx::release_add(p.finished + i / p.rounds, 1);
+  }
+}
+
 template <bool kFp8, bool kGateUp, int kSet>
 __global__ void __launch_bounds__(Shape<kFp8, kSet>::kThreads, 1) product_kernel(const __grid_constant__ Maps<kSet> maps, const __grid_constant__ Product p) {
   using S = Shape<kFp8, kSet>;
   const Shared<kFp8, kSet> shared(ptx::dynamic_shared());
-  if (p.first) ptx::dependency_wait();
+  if (p.waits) ptx::dependency_wait();
   ptx::launch_dependents();
   const uint32_t total = *p.tile_count * p.rounds;
   if (blockIdx.x >= total) return;
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kWeightStages; ++i) ptx::barrier_init(&shared.weights_full[i], S::kWarps), ptx::barrier_init(&shared.weights_empty[i], S::kWarps);
     for (int i = 0; i < S::kTokenStages; ++i) ptx::barrier_init(&shared.tokens_full[i], 1), ptx::barrier_init(&shared.tokens_empty[i], S::kWarps);
+    ptx::barrier_init(shared.stored, S::kWarps + 1);
     ptx::barrier_init_fence();
   }
   if constexpr (kFp8) fill_table(shared.table, S::kThreads);
@@ -352,6 +371,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kSet>::kThreads, 1) product_kernel
     ptx::give_registers<S::kProducerRegisters>();
     if (warp == S::kWarps) produce_weights<kFp8, kSet>(p, shared, total);
     else if (threadIdx.x == 32 * (S::kWarps + 1)) produce_tokens<kFp8, kSet>(p, maps, shared, total);
+    else if (kGateUp && threadIdx.x == 32 * (S::kWarps + 2)) announce<kFp8, kSet>(p, shared, total);
   } else {
     ptx::take_registers<S::kConsumerRegisters>();
     Ring<S::kWeightStages> weights;
@@ -372,6 +392,10 @@ __global__ void __launch_bounds__(Shape<kFp8, kSet>::kThreads, 1) product_kernel
       const bool valid = i % p.rounds * S::kWarps + warp < p.strips;
       if (__any_sync(~0u, warp >= 4 * groups_with_rows<S>(p, i))) pass_tile(p, shared, weights, tokens);
       else multiply_tile<kFp8, kGateUp, kSet>(std::make_integer_sequence<int, widths_of(kSet)>(), p, tile, strip_of(i), valid, maxima, n, shared, weights, tokens);
+      if constexpr (kGateUp) {
+        __syncwarp();
+        ptx::barrier_arrive_if(shared.stored, (threadIdx.x & 31) == 0);
+      }
       tile = next, maxima = next_maxima;
     }
   }
@@ -389,8 +413,10 @@ int launch_set(const Product& product, const Plan& plan, const void* tokens, uin
   p.tiles = plan.tiles + kSet * plan.tiles_per_set;
   p.tile_count = plan.tile_counts + kSet;
   p.rounds = (p.strips + S::kWarps - 1) / S::kWarps;
-  p.first = first;
-  return launch(product_kernel<kFp8, kGateUp, kSet>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, kGateUp || !first, maps, p);
+  p.finished = plan.finished + kSet * plan.tiles_per_set;
+  p.rounds_before = kGateUp ? 0 : (p.strips_before + S::kWarps - 1) / S::kWarps;
+  p.waits = kGateUp && first;
+  return launch(product_kernel<kFp8, kGateUp, kSet>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, true, maps, p);
 }
 
 // All sets that the plan may have, from the likeliest on. `mean`: tokens of an expert.
@@ -418,6 +444,7 @@ int product(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Pl
   p.out = kGateUp ? plan.inner : reinterpret_cast<void*>(a.out);
   p.maxima = kGateUp ? plan.gate_up_maxima : plan.down_maxima;
   p.strips = rows / 16;
+  p.strips_before = kGateUp ? 0 : 2 * d.intermediate / 16;
   p.k_tiles = static_cast<uint32_t>(mxfp4::tiles_of(k));
   p.out_columns = kGateUp ? d.intermediate : d.hidden;
   p.limit = d.limit;

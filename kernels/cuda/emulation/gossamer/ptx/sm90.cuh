@@ -52,6 +52,7 @@ inline void barrier_wait(uint64_t* p, uint32_t parity) {
 }
 inline void barrier_wait(uint32_t p, uint32_t parity) { barrier_wait(reinterpret_cast<uint64_t*>(shared_pointer(p)), parity); }
 inline void proxy_fence() {}
+inline void global_proxy_fence() {}
 inline void named_sync(int id, int threads) { named_barrier(id, threads, true); }
 inline void named_arrive(int id, int threads) { named_barrier(id, threads, false); }
 
@@ -167,6 +168,10 @@ inline void release_add(int* p, int v) { *p += v, ++progress; }
 inline int acquire_load(const int* p) {
   yield();
   return *p;
+}
+inline void wait_for_count(const int* p, int count) {
+  if (*p < count && !block->cluster) fail("a count is awaited that no earlier block has reached");
+  wait_until([&] { return *p >= count; });
 }
 inline int arrive_add(int* p, int v) {
   const int before = *p;

@@ -104,6 +104,8 @@ __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
 }
 // Orders this thread's ordinary accesses to shared memory before those of the copy engine and of warpgroup products.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders what this thread knows of in global memory before what it lets the copy engine read there.
+__device__ __forceinline__ void global_proxy_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // Counts this warp in without waiting; the others of `threads` wait in named_sync.
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 // Named barrier among `threads` threads of the block.
@@ -140,6 +142,17 @@ __device__ __forceinline__ int acquire_load(const int* p) {
   int v;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
+}
+// Waits until so much was added.
+__device__ __forceinline__ void wait_for_count(const int* p, int count) {
+#ifdef GOSSAMER_SPIN_LIMIT
+  uint32_t turns = 0;
+#endif
+  while (acquire_load(p) < count) {
+#ifdef GOSSAMER_SPIN_LIMIT
+    if (++turns == GOSSAMER_SPIN_LIMIT) asm volatile("trap;");
+#endif
+  }
 }
 // Both at once: what was there before. Behind a block barrier it releases what the block's other threads wrote too.
 __device__ __forceinline__ int arrive_add(int* p, int v) {
