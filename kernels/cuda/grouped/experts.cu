@@ -28,12 +28,12 @@ Plan carve(const GossamerExpertsDesc& d, uint32_t tokens, bool fp8, void* worksp
   };
   Plan plan = {};
   plan.most = most_of(d, tokens, fp8);
-  plan.total = reinterpret_cast<uint32_t*>(take(4));
   plan.tile_counts = reinterpret_cast<uint32_t*>(take(kSets * 4));
   plan.tiles_per_set = most_tiles(d, tokens);
   plan.tiles = reinterpret_cast<TokenTile*>(take(kSets * plan.tiles_per_set * sizeof(TokenTile)));
   plan.finished = reinterpret_cast<int*>(take(kSets * plan.tiles_per_set * sizeof(int)));
   plan.pairs = reinterpret_cast<uint32_t*>(take((pairs + kPastEnd) * 4));
+  plan.places = reinterpret_cast<uint32_t*>(take(pairs * 4));
   plan.x = take(pairs * d.hidden * (fp8 ? 1 : 2));
   plan.inner = take(pairs * d.intermediate * (fp8 ? 1 : 2));
   if (fp8) {
@@ -64,7 +64,7 @@ extern "C" int gossamer_grouped_experts(const GossamerExpertsDesc* d, const Goss
   using namespace gossamer::grouped;
   const bool fp8 = tactic == GOSSAMER_GROUPED_FP8;
   if (tactic != GOSSAMER_GROUPED_BF16 && !(fp8 && d->allow_fp8)) return GOSSAMER_BAD_TACTIC;
-  if (d->hidden % 32 || d->intermediate % 32 || d->local_experts > kMaxExperts || d->activation != GOSSAMER_BF16) return GOSSAMER_BAD_SHAPE;
+  if (d->hidden % 32 || d->intermediate % 32 || d->local_experts > kMaxExperts || d->top_k > kMaxChoices || d->activation != GOSSAMER_BF16) return GOSSAMER_BAD_SHAPE;
   if (!a->tokens) return GOSSAMER_OK;
   const uint32_t pairs = a->tokens * d->top_k;
   if (pairs >> log_copies(d->local_experts) >= 65536) return GOSSAMER_BAD_SHAPE;
@@ -82,7 +82,7 @@ extern "C" int gossamer_grouped_experts(const GossamerExpertsDesc* d, const Goss
   // Invariant: plan starts when everything before it in the stream is complete, an ordinary launch; gather and the first kernel of
   // gate_up may start early, and each waits for the one before it, so for all before that.
   if (const int status = gossamer::launch(plan_kernel, (pairs + kPlanThreads - 1) / kPlanThreads, kPlanThreads, 0, stream, false, *d, *a, plan)) return status;
-  if (const int status = gossamer::launch(fp8 ? gather_e4m3_kernel : gather_kernel, pairs, 128, 0, stream, true, *d, *a, plan)) return status;
+  if (const int status = gossamer::launch(fp8 ? gather_e4m3_kernel : gather_kernel, a->tokens, kGatherThreads, 0, stream, true, *d, *a, plan)) return status;
   return fp8 ? products_fp8(*d, *a, plan, stream) : products_bf16(*d, *a, plan, stream);
 }
 

@@ -7,6 +7,9 @@
 namespace gossamer::grouped {
 namespace {
 
+constexpr uint32_t kGatherThreads = 128, kMaxChoices = 32;
+static_assert(kGatherThreads == 4 * 32 && kMaxChoices <= kGatherThreads);
+
 // A block places kPlanThreads pairs. For that it counts all pairs, each block for itself: that takes less time than waiting for others.
 //
 // Counters are `copies` per expert, one for every lane or few lanes of a warp, since equal addresses in a warp are added one after
@@ -83,7 +86,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc 
   __syncthreads();
   if (own + e < pairs) {
     const uint32_t expert = ids[own + e] - d.first_expert;
-    if (expert < d.local_experts) p.pairs[atomicAdd(&places[expert], 1u)] = own + e;
+    if (expert < d.local_experts) {
+      const uint32_t row = atomicAdd(&places[expert], 1u);
+      p.pairs[row] = own + e, p.places[own + e] = row;
+    }
   }
   if (blockIdx.x) return;
   if (count) {
@@ -91,44 +97,59 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(GossamerExpertsDesc 
     const uint32_t set = set_of(width), at = set * p.tiles_per_set + atomicAdd(&sets[set], tiles);
     for (uint32_t i = 0; i < tiles; ++i) p.tiles[at + i] = {e, start + i * width, min(count - i * width, width), width}, p.finished[at + i] = 0;
   }
-  if (e == 0) *p.total = sums[31];
   __syncthreads();
   if (e < kSets) p.tile_counts[e] = sets[e];
 }
 
-// One block per sorted row, and per row of an expert held elsewhere, whose output is zero. Its blocks may be there before the plan is.
-__global__ void gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
-  const uint32_t row = blockIdx.x, chunks = d.hidden / 8;
-  ptx::launch_dependents();
-  ptx::dependency_wait();
-  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
-  if (ids[row] - d.first_expert >= d.local_experts) {
-    uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * chunks;
-    for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = make_uint4(0, 0, 0, 0);
+// A block per token: to its place under each of its experts; the outputs of experts held elsewhere are zero. Its blocks may be there
+// before the plan is.
+struct Places {
+  uint32_t rows[kMaxChoices];  // of the sorted order, or kElsewhere
+  static constexpr uint32_t kElsewhere = ~0u;
+  __device__ void find(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Plan& p, uint32_t token) {
+    ptx::launch_dependents();
+    ptx::dependency_wait();
+    if (threadIdx.x < d.top_k) {
+      const uint32_t pair = token * d.top_k + threadIdx.x;
+      rows[threadIdx.x] = reinterpret_cast<const uint32_t*>(a.expert_ids)[pair] - d.first_expert < d.local_experts ? p.places[pair] : kElsewhere;
+    }
+    __syncthreads();
   }
-  if (row >= *p.total) return;
-  const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(p.pairs[row] / d.top_k) * chunks;
-  uint4* out = reinterpret_cast<uint4*>(p.x) + static_cast<size_t>(row) * chunks;
-  for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = x[i];
+  // Sixteen bytes of a row of `chunks` such.
+  __device__ void put(const GossamerExpertsDesc& d, void* sorted, uint32_t chunks, uint32_t i, uint4 value) const {
+    for (uint32_t c = 0; c < d.top_k; ++c)
+      if (rows[c] != kElsewhere) static_cast<uint4*>(sorted)[static_cast<size_t>(rows[c]) * chunks + i] = value;
+  }
+  __device__ void zero_elsewhere(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, uint32_t token) const {
+    const uint32_t chunks = d.hidden / 8;
+    for (uint32_t c = 0; c < d.top_k; ++c) {
+      if (rows[c] != kElsewhere) continue;
+      uint4* out = reinterpret_cast<uint4*>(a.out) + (static_cast<size_t>(token) * d.top_k + c) * chunks;
+      for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x) out[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kGatherThreads) gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
+  __shared__ Places places;
+  const uint32_t token = blockIdx.x, chunks = d.hidden / 8;
+  places.find(d, a, p, token);
+  const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(token) * chunks;
+  for (uint32_t i = threadIdx.x; i < chunks; i += kGatherThreads) places.put(d, p.x, chunks, i, x[i]);
+  places.zero_elsewhere(d, a, token);
 }
 
 // The same, to E4M3 with a scale per token that takes its largest value to 448. Columns in the order of `place_of`.
-__global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
-  __shared__ float tops[4];
-  const uint32_t row = blockIdx.x, groups = d.hidden / 16;
-  ptx::launch_dependents();
-  ptx::dependency_wait();
-  const uint32_t* ids = reinterpret_cast<const uint32_t*>(a.expert_ids);
-  if (ids[row] - d.first_expert >= d.local_experts) {
-    uint4* out = reinterpret_cast<uint4*>(a.out) + static_cast<size_t>(row) * (d.hidden / 8);
-    for (uint32_t i = threadIdx.x; i < d.hidden / 8; i += blockDim.x) out[i] = make_uint4(0, 0, 0, 0);
-  }
-  if (row >= *p.total) return;
-  const bf16* x = reinterpret_cast<const bf16*>(a.x) + static_cast<size_t>(p.pairs[row] / d.top_k) * d.hidden;
+__global__ void __launch_bounds__(kGatherThreads) gather_e4m3_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
+  __shared__ Places places;
+  __shared__ float tops[kGatherThreads / 32];
+  const uint32_t token = blockIdx.x, groups = d.hidden / 16;
+  places.find(d, a, p, token);
+  const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(token) * 2 * groups;
   const auto load = [&](uint32_t group, float (&v)[16]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint4 piece = reinterpret_cast<const uint4*>(x)[group * 2 + half];
+      const uint4 piece = x[group * 2 + half];
       const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -138,7 +159,7 @@ __global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d,
     }
   };
   float v[16], top = 1e-20f;  // a row of zeros keeps a scale
-  for (uint32_t group = threadIdx.x; group < groups; group += blockDim.x) {
+  for (uint32_t group = threadIdx.x; group < groups; group += kGatherThreads) {
     load(group, v);
 #pragma unroll
     for (int i = 0; i < 16; ++i) top = fmaxf(top, fabsf(v[i]));
@@ -147,10 +168,9 @@ __global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d,
   if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
   __syncthreads();
   top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-  if (threadIdx.x == 0) p.token_scales[row] = top / 448.f;
+  if (threadIdx.x < d.top_k && places.rows[threadIdx.x] != Places::kElsewhere) p.token_scales[places.rows[threadIdx.x]] = top / 448.f;
   const float inverse = 448.f / top;
-  uint4* out = reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.x) + static_cast<size_t>(row) * d.hidden);
-  for (uint32_t group = threadIdx.x; group < groups; group += blockDim.x) {
+  for (uint32_t group = threadIdx.x; group < groups; group += kGatherThreads) {
     load(group, v);
     // Word t holds columns 2t + 8, 2t, 2t + 9, 2t + 1.
     uint32_t words[4];
@@ -160,8 +180,9 @@ __global__ void __launch_bounds__(128) gather_e4m3_kernel(GossamerExpertsDesc d,
       const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * t + 9] * inverse, v[2 * t + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
       words[t] = low | high << 16;
     }
-    out[group] = make_uint4(words[0], words[1], words[2], words[3]);
+    places.put(d, p.x, groups, group, make_uint4(words[0], words[1], words[2], words[3]));
   }
+  places.zero_elsewhere(d, a, token);
 }
 static_assert(place_of(8) == 0 && place_of(0) == 1 && place_of(9) == 2 && place_of(1) == 3 && place_of(15) == 14);
 

@@ -64,13 +64,13 @@ struct TokenTile {
 constexpr uint32_t kPastEnd = kMaxWidth + 3;
 
 struct Plan {
-  uint32_t* total;        // rows in the sorted order
   uint32_t* tile_counts;  // [kSets]
   TokenTile* tiles;       // [kSets][tiles_per_set]
   uint32_t tiles_per_set;
   int* finished;          // [kSets][tiles_per_set]: rounds of gate_up that are stored
   uint32_t most;          // tokens of a tile at most
   uint32_t* pairs;        // [tokens * top_k]: token * top_k + choice; kPastEnd more are read and not used
+  uint32_t* places;       // [tokens * top_k]: of a pair in the sorted order; not set where another rank has its expert
   void* x;                // [tokens * top_k, hidden], sorted, bf16 or E4M3
   void* inner;            // [tokens * top_k, intermediate], sorted, likewise
   // E4M3 alone:
