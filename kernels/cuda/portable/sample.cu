@@ -5,8 +5,8 @@
 // Top-k and top-p cut the row at a value (cut.cuh): by count for top-k, by probability mass in 40-bit fixed point for top-p. Of equal
 // logits at the cut the lower ids stay, up to the count.
 //
-// Where nothing is cut off, a token's noise is worked out only if it could win. Noise from u is at most -ln(1 - u), so against a
-// score that was reached already (`Bar`), a look at four tokens' largest logit and largest random word tells.
+// Where nothing is cut off, a token's noise is worked out only if it could win against a score that was reached already (`Bar`): bounds
+// of noise tell, which cost a logarithm or two without its care. A warp without such a score takes the best of its own lower bounds.
 //
 // Invariant: which token is drawn depends on the row alone. A token is passed over only if its score, as it would be computed, is
 // below a computed one; how many blocks and threads share a row, and who comes first, decides what is passed over and nothing else.
@@ -16,7 +16,9 @@
 namespace gossamer::portable {
 namespace {
 
-constexpr int kScanThreads = 256;  // of those that share it
+constexpr int kScanThreads = 256;     // of those that share it
+constexpr int kFewScanThreads = 512;  // of those that share it where rows are so few that all run at once: time is one thread's latency then
+constexpr uint32_t kFewRows = 4;
 constexpr float kMassUnit = 1099511627776.f;  // 2^40
 
 __device__ __forceinline__ float value_of(uint32_t order) { return __uint_as_float(order & 0x80000000u ? order & 0x7FFFFFFFu : ~order); }
@@ -50,7 +52,7 @@ __device__ float gumbel(uint64_t seed, uint32_t token, uint32_t position, uint32
 }
 constexpr float kMostNoise = 17.4f;  // no word gives more
 
-struct Best {
+struct alignas(8) Best {
   float value;
   uint32_t id;
 };
@@ -58,16 +60,19 @@ struct Best {
 __device__ __forceinline__ Best none() { return {-INFINITY, ~0u}; }
 __device__ __forceinline__ Best better(Best p, Best q) { return q.value > p.value || (q.value == p.value && q.id < p.id) ? q : p; }
 
+// Values in the order of integers, in which zeros must not differ by their sign.
+__device__ __forceinline__ Best warp_best(Best b) {
+  const uint32_t own = order(b.value + 0.f), most = __reduce_max_sync(~0u, own);
+  return {value_of(most), __reduce_min_sync(~0u, own == most ? b.id : ~0u)};
+}
 template <int kBlock = kThreads>
 __device__ Best block_best(Best b, Best* scratch) {
   const uint32_t lane = threadIdx.x & 31;
-  for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
+  b = warp_best(b);
   __syncthreads();
   if (lane == 0) scratch[threadIdx.x / 32] = b;
   __syncthreads();
-  b = lane < kBlock / 32 ? scratch[lane] : none();
-  for (int o = 16; o; o >>= 1) b = better(b, Best{__shfl_xor_sync(~0u, b.value, o), __shfl_xor_sync(~0u, b.id, o)});
-  return b;
+  return warp_best(lane < kBlock / 32 ? scratch[lane] : none());
 }
 
 constexpr uint32_t kMaxSlices = 128;
@@ -89,23 +94,19 @@ __device__ __forceinline__ Row row_of(const GossamerSampleDesc& d, const Gossame
           r.pending ? *at<const uint32_t>(r.pending) : ~0u, random ? 1.f / r.temperature : 1.f, r.logprobs != ~0u, random && !cuts, random && cuts};
 }
 
-// A score that some token of the row has reached, as far as this warp knows. The block's own is behind `shared`: its warps' stores may
-// overwrite a higher one, and each is a score that was reached. `row` is all blocks', as `order` has it; null: this block is alone.
+// What some token of the row has reached, as far as this warp knows. The block's own is behind `shared`: its warps' stores may
+// overwrite a higher one, and each is a score that was reached. `row` is all blocks', as `order` has it; null: this block does not
+// ask the others.
 struct Bar {
   volatile float* shared;
   uint32_t* row;
-  float reached = -INFINITY, least = -INFINITY;  // what is below `least` cannot win, whatever rounding did
-  __device__ __forceinline__ void raise(float score) {
-    reached = fmaxf(reached, score);
-    least = reached - 1e-3f - fminf(fabsf(reached), 1e30f) * 4.77e-7f;
-  }
-  __device__ __forceinline__ void look(uint32_t of_row) {
-    const float other = fmaxf(*shared, value_of(max(of_row, order(-INFINITY))));
-    if (other > reached) raise(other);
-  }
+  float least = -INFINITY;  // what is below cannot win, whatever rounding did
+  __device__ __forceinline__ void raise(float score) { least = fmaxf(least, score - 1e-3f - fminf(fabsf(score), 1e30f) * 4.77e-7f); }
+  __device__ __forceinline__ void look(uint32_t of_row) { raise(fmaxf(*shared, value_of(max(of_row, order(-INFINITY))))); }
   __device__ __forceinline__ void share(float score) {
     const uint32_t best = __reduce_max_sync(~0u, order(score));
-    raise(value_of(best));
+    const float reached = value_of(best);
+    raise(reached);
     if ((threadIdx.x & 31) == 0 && reached > *shared) {
       *shared = reached;
       if (row) atomicMax(row, best);
@@ -113,54 +114,83 @@ struct Bar {
   }
 };
 
-// A word can win only where rest_of(word) <= limit_of(logit, bar), and where that is not a number: 1 + (1 - u), rounded down, against
-// 1 + exp(logit - bar), rounded up.
-__device__ __forceinline__ float rest_of(uint32_t word) { return __uint_as_float(0x3F800000u | ~word >> 9); }
-__device__ __forceinline__ float limit_of(float logit, float bar) { return fmaf(ptx::exp2_flushed((logit - bar) * 1.44269504f), 1.001f, 1.f + 2.4e-7f); }
+// Bounds of a token's score, true to 1e-5 and rounding: noise is -ln(E) with E = -ln(1 - s), and s <= E <= s / sqrt(1 - s), the latter
+// since t <= sinh(t) for t = E / 2. Of s = 1 - u a word gives 23 bits, rounded down.
+constexpr float kLn2 = .693147181f, kLastBit = 1.1920929e-7f;
+__device__ __forceinline__ float rest_of(uint32_t word) { return __uint_as_float(0x3F800000u | ~word >> 9) - 1.f; }
+__device__ __forceinline__ float most_of(float logit, uint32_t word) { return fmaf(ptx::log2_flushed(rest_of(word)), -kLn2, logit); }
+__device__ __forceinline__ float least_of(float logit, uint32_t word) {
+  const float s = rest_of(word) + kLastBit;
+  return fmaf(fmaf(ptx::log2_flushed(1.f - s), -.5f, ptx::log2_flushed(s)), -kLn2, logit);
+}
 
-// A warp's next 4 * 32 tokens of a row from which nothing is cut off; this lane has those from `token` on.
-__device__ __forceinline__ void draw_four(const GossamerSampleRow& r, float inverse, float4 x, uint32_t column, uint32_t token, Bar& bar, Best& drawn) {
-  const float most = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) * inverse;
-  if (!__any_sync(~0u, most + kMostNoise >= bar.least)) return;
-  uint4 words = philox(r.seed, token / 4, r.position, r.choice);
-  const bool could = !(rest_of(max(max(words.x, words.y), max(words.z, words.w))) > limit_of(most, bar.least));
-  if (!__any_sync(~0u, could)) return;
-  if (could) {
-    // Rare, and four times in the loop: small code rather than fast code.
+// A warp's next 4 * 32 tokens of a row from which nothing is cut off; this lane has those from `token` on. `more`: the warp has others
+// to come.
+__device__ __forceinline__ void draw_four(const GossamerSampleRow& r, float inverse, float4 x, uint32_t column, uint32_t token, bool more, Bar& bar, Best& drawn) {
+  const float v[4] = {x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse};
+  const float highest = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+  if (!__any_sync(~0u, highest + kMostNoise >= bar.least)) return;
+  const uint4 words = philox(r.seed, token / 4, r.position, r.choice);
+  // A token of each lane is enough for a first bar: three others of the warp will do better, on average.
+  if (__any_sync(~0u, bar.least == -INFINITY)) bar.raise(value_of(__reduce_max_sync(~0u, order(fmaxf(-INFINITY, least_of(v[0], words.x))))));
+  if (!__any_sync(~0u, most_of(highest, max(max(words.x, words.y), max(words.z, words.w))) >= bar.least)) return;
+  const float bound = fmaxf(bar.least, -3.402823466e38f);  // neither NaN nor minus infinity passes
+  uint32_t left = (most_of(v[0], words.x) >= bound) | (most_of(v[1], words.y) >= bound) << 1 | (most_of(v[2], words.z) >= bound) << 2 | (most_of(v[3], words.w) >= bound) << 3;
+  // Seldom more than one of a warp, and four times in the loop: small code.
 #pragma unroll 1
-    for (uint32_t j = 0; j < 4; ++j) {
-      const float v = x.x * inverse;
-      if (v > -INFINITY && !(rest_of(words.x) > limit_of(v, bar.least))) drawn = better(drawn, Best{v + gumbel(words.x), column + j});
-      x = make_float4(x.y, x.z, x.w, 0), words = make_uint4(words.y, words.z, words.w, 0);
-    }
+  for (; left; left &= left - 1) {
+    const uint32_t j = __ffs(left) - 1;
+    const float logit = j == 0 ? v[0] : j == 1 ? v[1] : j == 2 ? v[2] : v[3];
+    drawn = better(drawn, Best{logit + gumbel(word_of(words, j)), column + j});
   }
-  bar.share(drawn.value);
+  if (more || bar.row) bar.share(drawn.value);
 }
 
 // Rounded step by step, so that a token's logit is the same whichever place its edit was found in.
 __device__ __forceinline__ float edited(float v, float repetition, float add) { return __fadd_rn(v > 0 ? v / repetition : v * repetition, add); }
 
-// Edits, in place, for the tokens [begin, end) of a row; then its token, or the largest logit where something is cut off: none()
-// where no logit is a number above -inf that is allowed. `reached` holds -inf; `row`: see Bar.
+// The logits of a slice [begin, end) that a thread has in registers: four and four of them, from `first` on.
 template <int kBlock>
-__device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, const Row& of, float* x, uint32_t begin, uint32_t end, Best* scratch, float* reached,
-                     uint32_t* row) {
-  bool found = false;
-  for (uint32_t i = threadIdx.x; i < r.edits; i += kBlock) {
-    const GossamerLogitEdit edit = of.edits[i];
-    const uint32_t column = edit.token - d.vocab_offset;
-    if (column < begin || column >= end) continue;
-    const bool pending = edit.token == of.pending;
-    x[column] = edited(x[column], pending ? r.pending_repetition : edit.repetition, pending ? edit.pending_add : edit.add);
-    found |= pending;
+struct Fours {
+  static constexpr uint32_t kAtOnce = kBlock == kFewScanThreads ? 2 : 4, kStride = 4 * kBlock;
+  float4 four[kAtOnce];
+  static __device__ __forceinline__ bool fit(const GossamerSampleDesc& d, const float* x, uint32_t begin, uint32_t end) {
+    return (d.vocab | d.vocab_offset | begin | end) % 4 == 0 && aligned16(reinterpret_cast<uint64_t>(x));
   }
-  if (const uint32_t column = of.pending - d.vocab_offset; column >= begin && column < end)
-    if (!__syncthreads_or(found) && threadIdx.x == 0) x[column] = edited(x[column], r.pending_repetition, r.pending_add);
-  __syncthreads();
-  constexpr uint32_t kAtOnce = 4, kStride = 4 * kBlock;
-  const bool fours = !of.mask && d.vocab % 4 == 0 && d.vocab_offset % 4 == 0 && begin % 4 == 0 && end % 4 == 0 && aligned16(reinterpret_cast<uint64_t>(x));
+  __device__ __forceinline__ void load(const float* x, uint32_t first, uint32_t end) {
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j) {
+      const uint32_t i = first + j * kStride;
+      four[j] = i < end ? __ldcs(reinterpret_cast<const float4*>(x + i)) : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    }
+  }
+};
+
+// Edits, in place, for the tokens [begin, end) of a row; then its token, or the largest logit where something is cut off: none()
+// where no logit is a number above -inf that is allowed. `read` may have the thread's first fours already, unedited (`is_read`).
+// `reached` holds -inf; `row`: see Bar.
+template <int kBlock>
+__device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, const Row& of, float* x, uint32_t begin, uint32_t end, Fours<kBlock>& read, bool is_read,
+                     Best* scratch, float* reached, uint32_t* row) {
+  constexpr uint32_t kStride = Fours<kBlock>::kStride, kAtOnce = Fours<kBlock>::kAtOnce;
+  const bool fours = Fours<kBlock>::fit(d, x, begin, end) && !of.mask && !of.cuts;
+  if (r.edits || of.pending != ~0u) {
+    bool found = false;
+    for (uint32_t i = threadIdx.x; i < r.edits; i += kBlock) {
+      const GossamerLogitEdit edit = of.edits[i];
+      const uint32_t column = edit.token - d.vocab_offset;
+      if (column < begin || column >= end) continue;
+      const bool pending = edit.token == of.pending;
+      x[column] = edited(x[column], pending ? r.pending_repetition : edit.repetition, pending ? edit.pending_add : edit.add);
+      found |= pending;
+    }
+    if (const uint32_t column = of.pending - d.vocab_offset; column >= begin && column < end)
+      if (!__syncthreads_or(found) && threadIdx.x == 0) x[column] = edited(x[column], r.pending_repetition, r.pending_add);
+    __syncthreads();
+    is_read = false;
+  }
   Best best = none();
-  if (!fours || of.cuts) {
+  if (!fours) {
     for (uint32_t i = begin + threadIdx.x; i < end; i += kBlock) {
       float v = x[i] * of.inverse;
       if (v != v || (of.mask && !(of.mask[i / 32] >> (i % 32) & 1))) v = -INFINITY;
@@ -170,48 +200,69 @@ __device__ Best scan(const GossamerSampleDesc& d, const GossamerSampleRow& r, co
     }
     return block_best<kBlock>(best, scratch);
   }
-  Bar bar = {reached, row};
-  float4 of_best = {};
   // Whole warps go on together, beyond the end with nothing.
-  for (uint32_t first = begin + 4 * threadIdx.x; first - 4 * (threadIdx.x & 31) < end; first += kAtOnce * kStride) {
-    const uint32_t of_row = row ? *const_cast<const volatile uint32_t*>(row) : 0;
-    float4 four[kAtOnce];
-#pragma unroll
-    for (uint32_t j = 0; j < kAtOnce; ++j) {
-      const uint32_t i = first + j * kStride;
-      four[j] = i < end ? __ldcs(reinterpret_cast<const float4*>(x + i)) : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+  const auto for_all = [&](auto use) {
+    for (uint32_t first = begin + 4 * threadIdx.x; __any_sync(~0u, first < end); first += kAtOnce * kStride, is_read = false) {
+      const uint32_t of_row = row ? *const_cast<const volatile uint32_t*>(row) : 0;
+      if (!is_read) read.load(x, first, end);
+      use(first, of_row);
     }
-    if (of.draws_whole) {
+  };
+  if (of.draws_whole) {
+    Bar bar = {reached, row};
+    for_all([&](uint32_t first, uint32_t of_row) {
       bar.look(of_row);
 #pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; ++j) draw_four(r, of.inverse, four[j], first + j * kStride, d.vocab_offset + first + j * kStride, bar, best);
-    } else {
+      for (uint32_t j = 0; j < kAtOnce; ++j) {
+        const uint32_t i = first + j * kStride;
+        const bool more = kBlock != kFewScanThreads || __any_sync(~0u, i + kStride < end);
+        draw_four(r, of.inverse, read.four[j], i, d.vocab_offset + i, more, bar, best);
+      }
+    });
+  } else {
+    float4 of_best = {};
+    for_all([&](uint32_t first, uint32_t) {
 #pragma unroll
       for (uint32_t j = 0; j < kAtOnce; ++j) {
-        const float most = fmaxf(fmaxf(four[j].x, four[j].y), fmaxf(four[j].z, four[j].w));
-        if (most > best.value) best = {most, first + j * kStride}, of_best = four[j];
+        const float4 four = read.four[j];
+        const float most = fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w));
+        if (most > best.value) best = {most, first + j * kStride}, of_best = four;
       }
-    }
-  }
-  if (!of.draws_whole)  // of the four, the first
+    });
+    // Of the four, the first.
     best.id += of_best.x == best.value ? 0 : of_best.y == best.value ? 1 : of_best.z == best.value ? 2 : best.id != ~0u ? 3 : 0;
+  }
   return block_best<kBlock>(best, scratch);
 }
 
-__global__ void __launch_bounds__(kScanThreads, 6) scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, uint32_t* bars, Best* out) {
+// Where rows are few, latency is what counts: logits are read before it is known what the row wants of them.
+template <int kBlock>
+__global__ void __launch_bounds__(kBlock, kBlock == kFewScanThreads ? 2 : 6)
+    scan_kernel(const __grid_constant__ GossamerSampleDesc d, const __grid_constant__ GossamerSampleArgs a, uint32_t* bars, Best* out) {
   __shared__ Best scratch[32];
   __shared__ float reached;
   // All rows' first slices before the second ones: the later find a bar.
   const uint32_t row = blockIdx.x, slices = gridDim.y, slice = blockIdx.y;
   ptx::launch_dependents();
+  const GossamerSampleRow* const at_row = at<const GossamerSampleRow>(a.rows) + row;
+  if (threadIdx.x == 0) {
+    reached = -INFINITY;
+    ptx::prefetch_l2(at_row);  // a hint, which cannot be too early
+  }
+  const auto bound = [&](uint32_t s) { return s == slices ? d.vocab : static_cast<uint32_t>(static_cast<uint64_t>(d.vocab) * s / slices / 4 * 4); };
+  const uint32_t begin = bound(slice), end = bound(slice + 1);
+  float* const x = at<float>(a.logits) + static_cast<size_t>(row) * d.vocab;
+  __syncthreads();
   ptx::dependency_wait();
-  const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
+  Fours<kBlock> read;
+  const bool is_read = kBlock == kFewScanThreads && read.fit(d, x, begin, end);
+  if (kBlock == kFewScanThreads) read.load(x, begin + 4 * threadIdx.x, is_read ? end : begin);  // no branch, behind which it would wait for the row
+  const GossamerSampleRow r = *at_row;
   const Row of = row_of(d, a, r, row);
   if (of.logprobs) return;
-  if (threadIdx.x == 0) reached = -INFINITY;
-  const auto bound = [&](uint32_t s) { return s == slices ? d.vocab : static_cast<uint32_t>(static_cast<uint64_t>(d.vocab) * s / slices / 4 * 4); };
-  const Best found = scan<kScanThreads>(d, r, of, at<float>(a.logits) + static_cast<size_t>(row) * d.vocab, bound(slice), bound(slice + 1), scratch, &reached,
-                                        row < kBars ? bars + row : nullptr);
+  // Blocks that begin together have nothing to tell each other.
+  uint32_t* const shared_bar = kBlock == kScanThreads && row < kBars ? bars + row : nullptr;
+  const Best found = scan<kBlock>(d, r, of, x, begin, end, read, is_read, scratch, &reached, shared_bar);
   if (threadIdx.x == 0) out[row * slices + slice] = found;
 }
 
@@ -224,6 +275,13 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   const uint32_t row = blockIdx.x, n = d.vocab;
   ptx::launch_dependents();
   ptx::dependency_wait();
+  // Read before it is known whether the row wants it, and without a branch: one latency with the row's.
+  Best of_slices[kMaxSlices / 32];
+#pragma unroll
+  for (uint32_t i = 0; i < kMaxSlices / 32; ++i) {
+    const uint32_t slice = 32 * i + threadIdx.x % 32;
+    of_slices[i] = slice < (scanned ? slices : 0) ? scanned[row * slices + slice] : none();
+  }
   const GossamerSampleRow r = at<const GossamerSampleRow>(a.rows)[row];
   float* x = at<float>(a.logits) + static_cast<size_t>(row) * n;
   const auto fmax2 = [](float p, float q) { return fmaxf(p, q); };
@@ -255,15 +313,16 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     }
   }
 
-  if (threadIdx.x == 0) reached = -INFINITY;
-  __syncthreads();
   Best peak = none();
   if (scanned && !logprobs) {
-    for (uint32_t s = threadIdx.x & 31; s < slices; s += 32) peak = better(peak, scanned[row * slices + s]);
-    for (int o = 16; o; o >>= 1) peak = better(peak, Best{__shfl_xor_sync(~0u, peak.value, o), __shfl_xor_sync(~0u, peak.id, o)});
+    for (const Best& best : of_slices) peak = better(peak, best);
+    peak = warp_best(peak);
     if (threadIdx.x == 0 && row < kBars) bars[row] = 0;  // as the next launch wants it
   } else {
-    peak = scan<kThreads>(d, r, of, x, 0, n, best_scratch, &reached, nullptr);
+    if (threadIdx.x == 0) reached = -INFINITY;
+    __syncthreads();
+    Fours<kThreads> read;
+    peak = scan<kThreads>(d, r, of, x, 0, n, read, false, best_scratch, &reached, nullptr);
     __syncthreads();
   }
 
@@ -358,7 +417,11 @@ extern "C" int gossamer_portable_sample(const GossamerSampleDesc* d, const Gossa
   const uint32_t slices = slices_of(a->row_count);
   uint32_t* const bars = static_cast<uint32_t*>(workspace);
   Best* const scanned = slices > 1 ? reinterpret_cast<Best*>(bars + kBars) : nullptr;
-  if (scanned)
-    if (const int status = gossamer::launch_early(scan_kernel, dim3(a->row_count, slices), kScanThreads, stream, *d, *a, bars, scanned)) return status;
+  if (scanned) {
+    const dim3 blocks(a->row_count, slices);
+    const int status = a->row_count <= kFewRows ? gossamer::launch_early(scan_kernel<kFewScanThreads>, blocks, kFewScanThreads, stream, *d, *a, bars, scanned)
+                                                : gossamer::launch_early(scan_kernel<kScanThreads>, blocks, kScanThreads, stream, *d, *a, bars, scanned);
+    if (status) return status;
+  }
   return gossamer::launch_early(sample_kernel, a->row_count, kThreads, stream, *d, *a, bars, scanned, slices);
 }

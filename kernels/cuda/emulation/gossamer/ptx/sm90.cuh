@@ -219,6 +219,7 @@ inline float reciprocal_flushed(float x) {
   const float y = 1 / x;
   return std::abs(y) < 1.17549435e-38f ? 0.f : y;
 }
+inline float log2_flushed(float x) { return std::log2(x); }
 inline float bf16_bits(uint32_t half) { return emulation_bits<float>(half << 16); }
 inline float bf16_low(uint32_t pair) { return bf16_bits(pair & 0xFFFF); }
 inline float bf16_high(uint32_t pair) { return bf16_bits(pair >> 16); }

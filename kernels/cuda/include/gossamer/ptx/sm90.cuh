@@ -190,6 +190,12 @@ __device__ __forceinline__ float reciprocal_flushed(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// log2(x), to 2^-22 near 1 and relative to that elsewhere; zero and what is below the normal range give minus infinity.
+__device__ __forceinline__ float log2_flushed(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // The product of two bf16 pairs; subnormal operands count in full.
 __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
