@@ -1,4 +1,5 @@
 // Sampling, emulated, against a full sort in double: every filter, edits, masks, pending tokens, over one slice of a row and over several.
+// And rows from which nothing is cut off, where tokens are passed over by bounds, against the same arithmetic for every token, to the bit.
 #include "emulation.h"
 
 #include <map>
@@ -90,6 +91,19 @@ uint32_t expected(const GossamerSampleDesc& d, const Draw& draw, std::vector<dou
   return best - second < kClose ? kEither : d.vocab_offset + winner;
 }
 
+// Aligned as a device's memory is.
+struct Aligned {
+  std::vector<float> room;
+  float* at;
+  explicit Aligned(const std::vector<float>& from) : room(from.size() + 4), at(reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 15) / 16 * 16)) {
+    std::copy(from.begin(), from.end(), at);
+  }
+};
+template <class T>
+uint64_t address(const std::vector<T>& v) {
+  return reinterpret_cast<uint64_t>(v.data());
+}
+
 bool check(const GossamerSampleDesc& d, uint32_t rows, float spread, uint32_t seed) {
   std::mt19937 generator(seed);
   const auto rng = [&] { return static_cast<uint32_t>(generator()); };
@@ -131,12 +145,8 @@ bool check(const GossamerSampleDesc& d, uint32_t rows, float spread, uint32_t se
     masks.insert(masks.end(), draw.mask.begin(), draw.mask.end());
     records.push_back(draw.row);
   }
-  const auto address = [](const auto& v) { return reinterpret_cast<uint64_t>(v.data()); };
-  // Aligned as a device's memory is.
-  std::vector<float> copy(logits.size() + 4);
-  float* const at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(copy.data()) + 15) / 16 * 16);
-  std::copy(logits.begin(), logits.end(), at);
-  const GossamerSampleArgs a = {reinterpret_cast<uint64_t>(at), address(records), address(edits), address(masks), address(tokens), address(logprobs), address(top_ids), address(top_logprobs), rows};
+  const Aligned copy(logits);
+  const GossamerSampleArgs a = {reinterpret_cast<uint64_t>(copy.at), address(records), address(edits), address(masks), address(tokens), address(logprobs), address(top_ids), address(top_logprobs), rows};
   std::vector<uint8_t> workspace(gossamer_portable_sample_workspace(rows));
   bool ok = gossamer_portable_sample(&d, &a, workspace.data(), 0) == GOSSAMER_OK;
   uint32_t close = 0;
@@ -156,6 +166,69 @@ bool check(const GossamerSampleDesc& d, uint32_t rows, float spread, uint32_t se
   return ok;
 }
 
+enum Kind { kNormal, kEqual, kHalfForbidden, kOneLeft, kInfinite, kMasked, kEdited };
+const char* const kKindNames[] = {"normal", "equal", "half minus infinity", "one left", "infinite", "masked", "edited"};
+
+bool check_whole(const GossamerSampleDesc& d, uint32_t rows, Kind kind, float spread, uint32_t seed) {
+  std::mt19937 generator(seed);
+  const auto rng = [&] { return static_cast<uint32_t>(generator()); };
+  std::normal_distribution<float> gaussian(0, spread);
+  std::vector<float> logits(static_cast<size_t>(rows) * d.vocab), logprobs(rows), top_logprobs(rows);
+  std::vector<uint32_t> masks(static_cast<size_t>(rows) * ((d.vocab + 31) / 32)), tokens(rows), top_ids(rows);
+  std::vector<GossamerSampleRow> records(rows);
+  std::vector<GossamerLogitEdit> edits;
+  for (uint32_t& word : masks) word = rng();
+  for (uint32_t row = 0; row < rows; ++row) {
+    float* const x = &logits[static_cast<size_t>(row) * d.vocab];
+    for (uint32_t i = 0; i < d.vocab; ++i) x[i] = kind == kEqual ? spread : (kind == kHalfForbidden && rng() % 2) || kind == kOneLeft ? -INFINITY : gaussian(generator);
+    if (kind == kOneLeft) x[rng() % d.vocab] = -spread;
+    if (kind == kInfinite) x[rng() % d.vocab] = x[rng() % d.vocab] = INFINITY;
+    const uint32_t first_edit = static_cast<uint32_t>(edits.size()), count = kind == kEdited ? 3 : 0;
+    // One of the edits makes a likely token; they are of tokens apart from each other.
+    for (uint32_t i = 0; i < count; ++i) edits.push_back({d.vocab_offset + (rng() % (d.vocab / count)) + i * (d.vocab / count), 1.f, i ? -INFINITY : 4 * spread, 0.f});
+    records[row] = {rng() | static_cast<uint64_t>(rng()) << 32, rng() % 1000, rng() % 3, row % 2 ? .7f : 1.f, 1.f, 0.f, 0, first_edit, count, ~0u, kind == kMasked, 0, 1.f, 0.f};
+  }
+  const Aligned copy(logits);
+  const GossamerSampleArgs a = {reinterpret_cast<uint64_t>(copy.at), address(records), address(edits), address(masks), address(tokens), address(logprobs), address(top_ids), address(top_logprobs), rows};
+  std::vector<uint8_t> workspace(gossamer_portable_sample_workspace(rows));
+  bool ok = gossamer_portable_sample(&d, &a, workspace.data(), 0) == GOSSAMER_OK;
+  for (uint32_t row = 0; row < rows; ++row) {
+    const GossamerSampleRow& r = records[row];
+    float* const x = &logits[static_cast<size_t>(row) * d.vocab];
+    for (uint32_t i = r.first_edit; i < r.first_edit + r.edits; ++i) x[edits[i].token - d.vocab_offset] += edits[i].add;
+    uint32_t wanted = GOSSAMER_NO_TOKEN;
+    float best = -INFINITY;
+    for (uint32_t i = 0; i < d.vocab; ++i) {
+      const float v = x[i] * (1.f / r.temperature);
+      if (r.masked && !(masks[row * ((d.vocab + 31) / 32) + i / 32] >> (i % 32) & 1)) continue;
+      if (!(v > -INFINITY)) continue;
+      const float score = v + gossamer::portable::gumbel(r.seed, d.vocab_offset + i, r.position, r.choice);
+      if (score > best) best = score, wanted = d.vocab_offset + i;
+    }
+    if (tokens[row] == wanted) continue;
+    std::printf("     row %u of %u: expected token %u, got %u\n", row, rows, wanted, tokens[row]);
+    ok = false;
+  }
+  ok &= std::all_of(workspace.begin(), workspace.begin() + 4096, [](uint8_t b) { return b == 0; });
+  if (!ok) std::printf("FAIL %u rows of %u logits, %s, spread %g\n", rows, d.vocab, kKindNames[kind], spread);
+  return ok;
+}
+
+// The bounds by which tokens are passed over, with the noise between them: over all words that differ in what is used of them.
+bool check_bounds() {
+  using namespace gossamer::portable;
+  bool ok = true;
+  for (uint32_t n = 0; n < 1u << 24; n += n < 4096 || n > (1u << 24) - 4096 ? 1 : 61) {
+    const uint32_t word = n << 8 | (n & 255);
+    const float noise = gumbel(word), most = most_of(0.f, word), least = least_of(0.f, word);
+    if (noise <= most + 1e-5f && noise >= least - 1e-5f && noise <= kMostNoise) continue;
+    ok = false;
+    std::printf("     word %08x: noise %g, bounds %g and %g\n", word, noise, least, most);
+  }
+  std::printf("%s bounds of noise\n", ok ? "ok  " : "FAIL");
+  return ok;
+}
+
 }  // namespace
 
 int main() {
@@ -166,5 +239,22 @@ int main() {
     ok &= check({5000, 20108, GOSSAMER_F32, 5}, 14, spread, seed + 1);
     ok &= check({301, 603, GOSSAMER_F32, 5}, 14, spread, seed + 2);
   }
+  ok &= check_bounds();
+  // Few rows, whose blocks are others; of the largest, threads take several turns.
+  uint32_t cases = 0;
+  bool whole = true;
+  const auto whole_of = [&](uint32_t vocab, uint32_t rows, Kind kind, float spread) {
+    whole &= check_whole({vocab, 4 * (cases % 3), GOSSAMER_F32, 1}, rows, kind, spread, seed + 3 + cases);
+    ++cases;
+  };
+  for (uint32_t rows : {1u, 2u, 5u}) {
+    for (float spread : {.1f, 1.f, 3.f, 6.f, 30.f}) whole_of(12000, rows, kNormal, spread);
+    for (Kind kind : {kEqual, kHalfForbidden, kOneLeft, kInfinite, kMasked, kEdited})
+      for (float spread : {1.f, 8.f}) whole_of(12000, rows, kind, spread);
+    whole_of(4001, rows, kNormal, 3.f);
+  }
+  for (float spread : {1.f, 6.f}) whole_of(300000, 2, kNormal, spread);
+  std::printf("%s %u draws from whole rows\n", whole ? "ok  " : "FAIL", cases);
+  ok &= whole;
   return emulation::verdict(ok);
 }
