@@ -8,7 +8,7 @@ use std::ffi::c_void;
 /// First bytes of every descriptor.
 pub const MAGIC: [u8; 8] = *b"GSMRBKND";
 /// Version of this border.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 /// ELF section that holds the descriptor.
 pub const DESCRIPTOR_SECTION: &str = ".gossamer.backend";
 /// Name of the entry symbol.

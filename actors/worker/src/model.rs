@@ -163,6 +163,7 @@ impl Model {
         };
         Places {
             token_ids: address(&batch.token_ids),
+            slot_tokens: 0, // every token is known here
             positions: address(&batch.positions),
             query_starts: address(&batch.query_starts),
             kv_lens: address(&batch.kv_lens),

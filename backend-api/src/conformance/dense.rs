@@ -1,10 +1,10 @@
 //! Embedding, norm and dense products.
 
 use super::{Bench, Memory, Outcome, Output, Random, bound, round};
-use crate::ops::{EmbedArgs, EmbedDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc, Segment};
+use crate::ops::{EmbedArgs, EmbedDesc, GemmArgs, GemmDesc, RmsNormArgs, RmsNormDesc, SampleRow, Segment};
 use crate::{DType, OpArgs, OpDesc};
 
-/// Embedding of `tokens` ids, one of them outside the table.
+/// Embedding of `tokens` ids, one of them outside the table, others behind places of drawn ones, of which one is none.
 pub fn check_embed<M: Memory>(
     bench: &mut Bench<M>,
     hidden: u32,
@@ -19,12 +19,24 @@ pub fn check_embed<M: Memory>(
         let mut random = Random::new(seed);
         let mut ids: Vec<u32> = (0..tokens).map(|_| random.below(vocab)).collect();
         ids[tokens as usize - 1] = vocab + 7;
+        let mut drawn: Vec<u32> = (0..7).map(|_| random.below(vocab)).collect();
+        drawn[3] = SampleRow::NO_TOKEN;
+        let named: Vec<u32> = (0..tokens)
+            .map(|token| match random.below(14) {
+                place if place < 7 && (token + 1 < tokens || tokens == 1) => {
+                    ids[token as usize] = drawn[place as usize];
+                    EmbedArgs::DRAWN + place
+                }
+                _ => ids[token as usize],
+            })
+            .collect();
         let (table, values) = bench.put_values(&random.normals((vocab * hidden) as usize, 1.0), DType::BF16);
         let rows = ids.iter().map(|id| if *id < vocab { *id } else { 0 } as usize);
         let width = hidden as usize;
         let expected = rows.flat_map(|row| values[row * width..][..width].to_vec()).collect::<Vec<_>>();
         let out = bench.put_poison(expected.len(), activation);
-        let args = EmbedArgs { token_ids: bench.put_u32(&ids), table, out, tokens };
+        let args =
+            EmbedArgs { token_ids: bench.put_u32(&named), drawn: bench.put_u32(&drawn), table, out, tokens };
         (OpArgs::Embed(args), vec![Output::new(out, activation, expected)])
     })
 }

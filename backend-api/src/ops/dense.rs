@@ -18,14 +18,21 @@ pub struct EmbedDesc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EmbedArgs {
-    /// `[T]` u32; ids at or above `vocab` are a caller's error and read as row 0.
+    /// `[T]` u32: rows of the table, or [`Self::DRAWN`] plus a place in `drawn`. Ids that are neither, here or there, read as row 0.
     pub token_ids: u64,
+    /// `[]` u32: ids that were drawn where the host has not seen them; 0 where no id names a place.
+    pub drawn: u64,
     /// `[vocab, H]` bfloat16.
     pub table: u64,
     /// `[T, H]`.
     pub out: u64,
     /// `T`.
     pub tokens: u32,
+}
+
+impl EmbedArgs {
+    /// Ids from here on are places in `drawn`.
+    pub const DRAWN: u32 = 1 << 31;
 }
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`, computed in float32 (Zhang and Sennrich 2019).

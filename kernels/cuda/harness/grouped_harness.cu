@@ -1,6 +1,8 @@
 // archs: 90a
 // Checks the grouped expert products against the portable kernels and both against float64, then times them.
-// usage: grouped_harness [check|small|time|all] [TOKENS|SEED]   TOKENS: time this count alone (for a profiler); SEED: of the checks
+// usage: grouped_harness [check|small|time|rested|all] [TOKENS|SEED]
+//   rested: times with a pause before each replay; time: without, at 700 W after a second
+//   TOKENS: time this count alone (for a profiler); SEED: of the checks
 #include <cuda_fp8.h>
 
 #include <cstring>
@@ -208,7 +210,7 @@ void check(const Layer& l, uint32_t tokens, bool skewed, bool against_float64, u
   expect_below(std::string(what) + ": fp8 vs float64 of quantised activations", relative_error(q, rf), 6e-3 + std::sqrt(flips / std::max(norm, 1e-300)));
 }
 
-void time_all(uint32_t only) {
+void time_all(uint32_t only, int rest) {
   Layer l(2880, 2880, 128, 0, 128, 77);
   std::mt19937 rng(5);
   for (uint32_t tokens : {64u, 128u, 256u, 512u, 1024u, 2048u, 4096u, 8192u}) {
@@ -233,8 +235,8 @@ void time_all(uint32_t only) {
     for (bool maxima : {true, false})
       if (maxima || tokens == 2048)
         report(maxima ? "grouped-fp8" : "grouped-fp8 without maxima",
-               graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_grouped_experts(&l.d, maxima ? &a : &without, GOSSAMER_GROUPED_FP8, workspace.p, workspace.n, s)); }, 10));
-    report("grouped", graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_grouped_experts(&l.d, &a, GOSSAMER_GROUPED_BF16, workspace.p, workspace.n, s)); }, 10));
+               graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_grouped_experts(&l.d, maxima ? &a : &without, GOSSAMER_GROUPED_FP8, workspace.p, workspace.n, s)); }, 10, 30, rest));
+    report("grouped", graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_grouped_experts(&l.d, &a, GOSSAMER_GROUPED_BF16, workspace.p, workspace.n, s)); }, 10, 30, rest));
     if (tokens == 64 || tokens == 2048) report("portable", graph_time([&](cudaStream_t s) { REQUIRE_OK(gossamer_portable_experts(&l.d, &a, 1, workspace.p, s)); }, 5));
   }
 }
@@ -244,9 +246,10 @@ int main(int argc, char** argv) {
   REQUIRE_OK(gossamer_prepare());
   REQUIRE_OK(gossamer_grouped_prepare());
   std::random_device device;
-  const uint32_t seed = std::strcmp(mode, "time") && argc > 2 ? static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10)) : device();
+  const bool rested = !std::strcmp(mode, "rested"), times = rested || !std::strcmp(mode, "time");
+  const uint32_t seed = !times && argc > 2 ? static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10)) : device();
   std::printf("seed %u\n", seed);
-  if (std::strcmp(mode, "time")) {
+  if (!times) {
     {
       Layer small(288, 352, 16, 0, 16, seed), shard(96, 32 * 5, 16, 4, 6, seed + 9), wide(576, 288, 8, 0, 8, seed + 3, 15);
       check(wide, 65, false, true, seed), check(wide, 200, false, true, seed + 1, 0.02f);
@@ -257,7 +260,7 @@ int main(int argc, char** argv) {
       for (uint32_t tokens : {1u, 8u, 127u, 300u, 1000u, 8192u}) check(full, tokens, tokens == 1000, tokens == 300, seed + tokens);
     }
   }
-  if (!std::strcmp(mode, "time") || !std::strcmp(mode, "all")) time_all(argc > 2 && !std::strcmp(mode, "time") ? std::atoi(argv[2]) : 0);
+  if (times || !std::strcmp(mode, "all")) time_all(argc > 2 && times ? std::atoi(argv[2]) : 0, rested ? 20 : 0);
   std::printf(failed() ? "FAILED\n" : "all checks passed\n");
   return failed();
 }

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #define CHECK(x)                                                                                      \
@@ -110,8 +112,9 @@ inline void expect(const std::string& what, bool ok) {
 }
 
 // Median time in microseconds of one replay of a graph that `enqueue` fills. It is replayed three times before, and until `warm` milliseconds
-// have passed, in which a card that was idle finds its clocks.
-inline double graph_time(const std::function<void(cudaStream_t)>& enqueue, int replays = 20, float warm = 30) {
+// have passed, in which a card that was idle finds its clocks. `rest`: milliseconds before each, and a replay that is not measured, so that the
+// card does not come to its limit of power.
+inline double graph_time(const std::function<void(cudaStream_t)>& enqueue, int replays = 20, float warm = 30, int rest = 0) {
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   cudaGraph_t graph;
@@ -126,6 +129,10 @@ inline double graph_time(const std::function<void(cudaStream_t)>& enqueue, int r
   std::vector<float> times;
   float spent = 0;
   for (int i = 0; static_cast<int>(times.size()) < replays; ++i) {
+    if (rest) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(rest));
+      CHECK(cudaGraphLaunch(executable, stream));
+    }
     CHECK(cudaEventRecord(a, stream));
     CHECK(cudaGraphLaunch(executable, stream));
     CHECK(cudaEventRecord(b, stream));

@@ -1,16 +1,14 @@
-//! The worker's one kernel of its own: moves 32-bit numbers between places that lists name, so that drawn tokens feed the
-//! next step without passing the host. As PTX, which the driver compiles for whatever device is there.
+//! The worker's one kernel of its own: moves 32-bit numbers between places that lists name, so that drawn tokens are
+//! kept where the next step finds them without the host. As PTX, which the driver compiles for whatever device is there.
 //!
 //! On devices since Hopper it starts while the kernel before it ends, and lets the next one start: it lies between two steps of one
 //! sequence, where every start counts.
 
 use super::{CudaError, Stream, check};
 use cudarc::driver::sys;
-use gossamer_backend_api::ops::SampleRow;
 use std::ffi::{CString, c_void};
 
-/// `for i in 0..count: to[to_index[i]] = from[from_index[i]]`, and 0 for `SampleRow::NO_TOKEN` (-2): an embedding may read it before
-/// the host learns that its sequence has ended.
+/// `for i in 0..count: to[to_index[i]] = from[from_index[i]]`.
 const PTX: &str = r"
 .version VERSION
 .target TARGET
@@ -41,8 +39,6 @@ const PTX: &str = r"
     mul.wide.u32 %a7, %r6, 4;
     add.u64 %a8, %a2, %a7;
     ld.global.u32 %r7, [%a8];
-    setp.eq.u32 %p, %r7, 0xFFFFFFFE;
-    selp.b32 %r7, 0, %r7, %p;
     mul.wide.u32 %a9, %r5, 4;
     add.u64 %a10, %a0, %a9;
     st.global.u32 [%a10], %r7;
@@ -60,8 +56,6 @@ fn ptx(early: bool) -> String {
     };
     PTX.replace("VERSION", version).replace("TARGET", target).replace("EARLY", start)
 }
-
-const _: () = assert!(SampleRow::NO_TOKEN == 0xFFFF_FFFE);
 
 /// The kernel, loaded.
 #[derive(Debug)]

@@ -19,7 +19,7 @@
 mod inputs;
 mod outputs;
 
-use self::inputs::{Feeds, Inputs, in_plan_order, places_in_plan, singles_first};
+use self::inputs::{Inputs, in_plan_order, places_in_plan, singles_first};
 use self::outputs::{OutputLayout, word};
 use super::launch::{GroupPlaces, Places};
 use super::{Drawn, Model, sampled_token};
@@ -28,7 +28,7 @@ use crate::executor::{ExecutorError, Progress};
 use crate::slots::SlotTable;
 use gossamer_backend_api::ops::SampleRow;
 use gossamer_kernels::graph::Op;
-use gossamer_wire::{InputTokens, Run, StepPlan, StepResult, WorkerInfo};
+use gossamer_wire::{Run, StepPlan, StepResult, WorkerInfo};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -265,12 +265,12 @@ impl Model {
         single: u32,
     ) -> Result<Option<Places>, CudaError> {
         self.batch.fill_attention(tokens, single == 1, &self.info);
-        let inputs = self.input_layout(0);
+        let inputs = self.input_layout();
         if inputs.bytes > steps.area_bytes() {
             return Ok(None);
         }
         let mut staging = Pinned::new(inputs.bytes)?;
-        self.write_inputs(&inputs, &Feeds::default(), staging.bytes_mut());
+        self.write_inputs(&inputs, &Default::default(), staging.bytes_mut());
         // SAFETY: the inputs fit the area; the staging lives until the stream was waited for.
         unsafe { steps.stream.upload(steps.inputs_of(0), &staging, inputs.bytes) }?;
         steps.stream.synchronize()?;
@@ -289,6 +289,7 @@ impl Model {
         };
         Places {
             token_ids: at(inputs.token_ids),
+            slot_tokens: steps.inputs.address(),
             positions: at(inputs.positions),
             query_starts: at(inputs.query_starts),
             kv_lens: at(inputs.kv_lens),
@@ -372,9 +373,7 @@ impl Model {
         key: Option<Key>,
     ) -> Result<(), ExecutorError> {
         let (tokens, samples) = (self.batch.tokens(), self.batch.samples());
-        let drawn = |run: &&Run| run.input == InputTokens::LastSampled;
-        let feed_count = if key.is_some() { tokens as usize } else { runs.iter().filter(drawn).count() };
-        let inputs = self.input_layout(feed_count);
+        let inputs = self.input_layout();
         if inputs.bytes > steps.area_bytes() {
             self.settle_all(steps)?;
             steps.grow(inputs.bytes)?;
@@ -383,9 +382,10 @@ impl Model {
         let drawing: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
         self.batch.sample.locate_pending(|row| steps.last_drawn(drawing[row]));
         let area = steps.area;
-        let feeds = self.feeds(steps, area, &inputs, runs, key.is_some());
+        self.name_drawn(runs);
+        let keeps = self.keeps(steps, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
-        self.write_inputs(&inputs, &feeds, staging.input.bytes_mut());
+        self.write_inputs(&inputs, &keeps, staging.input.bytes_mut());
         let follows = match steps.flights.back() {
             Some(before) => !before.staging.computed.is_done()?,
             None => false,
@@ -401,21 +401,14 @@ impl Model {
             unsafe { steps.inward.upload(base, &staging.input, inputs.bytes) }?;
             staging.uploaded.record(&steps.inward)?;
             steps.stream.wait_for(&staging.uploaded)?;
-            let into = Move {
-                to: places.token_ids,
-                to_index: base + inputs.feed[0] as u64,
-                from: steps.inputs.address(),
-                from_index: base + inputs.feed[1] as u64,
-                count: feed_count as u32,
-            };
-            let out = Move {
+            let keep = Move {
                 to: steps.inputs.address(),
                 to_index: base + inputs.keep[0] as u64,
                 from: places.drawn,
                 from_index: base + inputs.keep[1] as u64,
                 count: samples,
             };
-            self.launch_or_replay(steps, step, key, (tokens, samples), &places, (into, out))?;
+            self.launch_or_replay(steps, step, key, (tokens, samples), &places, keep)?;
             if self.keep_logits {
                 self.keep_device_logits(samples, &in_plan)?;
             }
@@ -451,14 +444,13 @@ impl Model {
         key: Option<Key>,
         sizes: (u32, u32),
         places: &Places,
-        moves: (Move, Move),
+        keep: Move,
     ) -> Result<(), ExecutorError> {
         let launch = |steps: &Steps| -> Result<(), ExecutorError> {
             // SAFETY: lists and places were laid out for this step above; slots are below the number of places.
             unsafe {
-                steps.moves.enqueue(&steps.stream, moves.0)?;
                 self.launch_all(step, sizes, places, steps.stream.raw(), |_| ())?;
-                steps.moves.enqueue(&steps.stream, moves.1)?;
+                steps.moves.enqueue(&steps.stream, keep)?;
             }
             Ok(())
         };

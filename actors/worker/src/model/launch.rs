@@ -25,6 +25,8 @@ pub struct GroupPlaces {
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     pub token_ids: u64,
+    /// The last token of each slot, for ids that name one.
+    pub slot_tokens: u64,
     pub positions: u64,
     pub query_starts: u64,
     pub kv_lens: u64,
@@ -200,6 +202,7 @@ impl Model {
         match &self.program.graph.nodes[node].op {
             Op::Embed { table, out, .. } => OpArgs::Embed(EmbedArgs {
                 token_ids: places.token_ids,
+                drawn: places.slot_tokens,
                 table: weight(*table),
                 out: self.tensor(*out),
                 tokens,

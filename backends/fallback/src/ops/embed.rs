@@ -29,12 +29,16 @@ impl<A: Activation> Task for Row<A> {
 /// As `KernelBackend::launch`; the machine has `S`.
 pub unsafe fn launch<S: Simd, A: Activation>(pool: &Pool, desc: &EmbedDesc, args: &EmbedArgs) {
     let hidden = desc.hidden as usize;
-    let (ids, table, out) =
-        (Ptr::<u32>::new(args.token_ids), Ptr::<u16>::new(args.table), Ptr::new(args.out));
+    let (ids, drawn) = (Ptr::<u32>::new(args.token_ids), Ptr::<u32>::new(args.drawn));
+    let (table, out) = (Ptr::<u16>::new(args.table), Ptr::new(args.out));
     pool.run(args.tokens as usize, |_, token| {
-        // SAFETY: the token has an id; ids outside the table read row 0; rows are valid by the caller.
+        // SAFETY: the token has an id, and so has every place that one names; ids outside the table read row 0; rows are valid by the
+        // caller.
         unsafe {
-            let id = *ids.at(token);
+            let mut id = *ids.at(token);
+            if id >= EmbedArgs::DRAWN && args.drawn != 0 {
+                id = *drawn.at((id - EmbedArgs::DRAWN) as usize);
+            }
             let row = if id < desc.vocab { id as usize } else { 0 };
             let (from, to) = (table.offset(row * hidden), out.offset(token * hidden));
             S::enter(Row::<A> { from, to, hidden });

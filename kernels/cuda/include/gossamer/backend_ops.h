@@ -10,7 +10,7 @@ extern "C" {
 enum { GOSSAMER_F32 = 0, GOSSAMER_BF16 = 1, GOSSAMER_F8E4M3 = 2, GOSSAMER_MXFP4 = 3 };
 
 typedef struct { uint32_t hidden, vocab, activation; } GossamerEmbedDesc;
-typedef struct { uint64_t token_ids, table, out; uint32_t tokens; } GossamerEmbedArgs;
+typedef struct { uint64_t token_ids, drawn, table, out; uint32_t tokens; } GossamerEmbedArgs;
 
 typedef struct { uint32_t hidden; float eps; uint32_t activation; } GossamerRmsNormDesc;
 typedef struct { uint64_t x, weight, out; uint32_t tokens; } GossamerRmsNormArgs;

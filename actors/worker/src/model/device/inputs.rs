@@ -4,7 +4,7 @@
 
 use super::{ALIGN, Steps};
 use crate::model::Model;
-use gossamer_backend_api::ops::{LogitEdit, SampleRow};
+use gossamer_backend_api::ops::{EmbedArgs, LogitEdit, SampleRow};
 use gossamer_wire::{InputTokens, Run};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -42,27 +42,16 @@ const _: () = assert!(size_of::<SampleRow>() == 64 && size_of::<LogitEdit>() == 
 /// Offsets of a step's inputs behind the slots' last tokens.
 pub(super) struct Inputs {
     pub(super) token_ids: usize,
-    pub(super) known: usize,
     pub(super) positions: usize,
     pub(super) query_starts: usize,
     pub(super) kv_lens: usize,
     pub(super) sampled_rows: usize,
     pub(super) rows: usize,
-    pub(super) feed: [usize; 2],
     pub(super) keep: [usize; 2],
     pub(super) groups: Vec<[usize; 3]>,
     pub(super) edits: usize,
     pub(super) masks: usize,
     pub(super) bytes: usize,
-}
-
-/// Moves of drawn tokens into a step, and out of it.
-#[derive(Default)]
-pub(super) struct Feeds {
-    /// Places in `token_ids`, and where their tokens come from, counted from the start of the inputs' buffer.
-    pub(super) into: [Vec<u32>; 2],
-    /// Slots, and rows of the draw.
-    pub(super) out: [Vec<u32>; 2],
 }
 
 /// Runs with one token first, else in order: attention takes those in a launch of their own.
@@ -96,20 +85,18 @@ pub(super) fn in_plan_order<T>(items: Vec<T>, places: &[u32]) -> Vec<T> {
 }
 
 impl Model {
-    pub(super) fn input_layout(&self, feeds: usize) -> Inputs {
+    pub(super) fn input_layout(&self) -> Inputs {
         let batch = &self.batch;
         let (tokens, sequences, samples) =
             (batch.token_ids.len(), batch.kv_lens.len(), batch.sampled_rows.len());
         let mut layout = Layout::default();
         Inputs {
             token_ids: layout.place::<u32>(tokens),
-            known: layout.place::<u32>(tokens),
             positions: layout.place::<u32>(tokens),
             query_starts: layout.place::<u32>(sequences + 1),
             kv_lens: layout.place::<u32>(sequences),
             sampled_rows: layout.place::<u32>(samples),
             rows: layout.place::<SampleRow>(samples),
-            feed: [layout.place::<u32>(feeds), layout.place::<u32>(feeds)],
             keep: [layout.place::<u32>(samples), layout.place::<u32>(samples)],
             groups: batch
                 .groups
@@ -129,18 +116,16 @@ impl Model {
         }
     }
 
-    pub(super) fn write_inputs(&self, inputs: &Inputs, feeds: &Feeds, bytes: &mut [u8]) {
+    pub(super) fn write_inputs(&self, inputs: &Inputs, keeps: &[Vec<u32>; 2], bytes: &mut [u8]) {
         let batch = &self.batch;
         put(bytes, inputs.token_ids, &batch.token_ids);
-        put(bytes, inputs.known, &batch.token_ids);
         put(bytes, inputs.positions, &batch.positions);
         put(bytes, inputs.query_starts, &batch.query_starts);
         put(bytes, inputs.kv_lens, &batch.kv_lens);
         put(bytes, inputs.sampled_rows, &batch.sampled_rows);
         put(bytes, inputs.rows, &batch.sample.rows);
-        for part in 0..2 {
-            put(bytes, inputs.feed[part], &feeds.into[part]);
-            put(bytes, inputs.keep[part], &feeds.out[part]);
+        for (keep, at) in keeps.iter().zip(inputs.keep) {
+            put(bytes, at, keep);
         }
         for (group, at) in batch.groups.iter().zip(&inputs.groups) {
             put(bytes, at[0], &group.slots);
@@ -151,38 +136,27 @@ impl Model {
         put(bytes, inputs.masks, &batch.sample.masks);
     }
 
-    pub(super) fn feeds(
-        &self,
-        steps: &Steps,
-        area: usize,
-        inputs: &Inputs,
-        runs: &[Run],
-        all: bool,
-    ) -> Feeds {
-        let mut feeds = Feeds::default();
-        let known = ((steps.inputs_offset(area) + inputs.known) / 4) as u32;
+    /// Names by their slots the tokens that the host does not know.
+    pub(super) fn name_drawn(&mut self, runs: &[Run]) {
         let mut token = 0;
         for run in runs {
-            let drawn = run.input == InputTokens::LastSampled;
-            if drawn || all {
-                feeds.into[0].push(token);
-                feeds.into[1].push(if drawn { run.slot } else { known + token });
+            if run.input == InputTokens::LastSampled {
+                self.batch.token_ids[token] = EmbedArgs::DRAWN | run.slot;
             }
-            token += run.count;
-            if run.sample {
-                feeds.out[0].push(run.slot);
-                feeds.out[1].push(feeds.out[1].len() as u32);
-            }
+            token += run.count as usize;
         }
-        if all {
-            for row in token..self.batch.tokens() {
-                feeds.into[0].push(row);
-                feeds.into[1].push(known + row);
-                feeds.out[0].push(steps.slots);
-                feeds.out[1].push(row);
-            }
+    }
+
+    /// Which slots keep which rows of the draw; in a captured step every token has a row, and rows of padding share a place of their own.
+    pub(super) fn keeps(&self, steps: &Steps, runs: &[Run], captured: bool) -> [Vec<u32>; 2] {
+        let mut slots: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
+        let mut rows: Vec<u32> = (0..slots.len() as u32).collect();
+        if captured {
+            let padding = runs.iter().map(|run| run.count).sum()..self.batch.tokens();
+            slots.extend(padding.clone().map(|_| steps.slots));
+            rows.extend(padding);
         }
-        feeds
+        [slots, rows]
     }
 }
 
