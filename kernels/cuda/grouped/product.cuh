@@ -3,8 +3,9 @@
 //
 // A block is persistent and makes one piece of work after the other: kGroups x 64 weight rows by the tokens of one tile of one
 // expert. A consumer warpgroup has 64 of the rows, each of its warps a strip of 16. Two warps produce, each through a ring of its
-// own: weights by bulk copies of kChunk tiles of a strip, a lane per strip; tokens in boxes of 64 columns. Consumers take kChunk
-// tiles of weights between two looks at a barrier; what is left of K after whole chunks is multiplied tile by tile.
+// own: weights by bulk copies of kChunk tiles of a strip, a lane per strip; tokens in boxes of 64 columns, and with a piece's first ones
+// what its epilogue wants to know of each token (epilogue.cuh). Consumers take kChunk tiles of weights between two looks at a barrier;
+// what is left of K after whole chunks is multiplied tile by tile. A third warp says which pieces of gate_up are stored.
 //
 // What decides the shape: tokens come once per kGroups x 64 rows, and narrow tiles are bound by the instructions of decoding, so that
 // every instruction a tile counts and more warps help. Hence five warpgroups for narrow tiles, and fewer only where sums need their
