@@ -248,8 +248,8 @@ impl Rows {
         known
     }
 
-    /// As the operation reads them.
-    fn put<M: Memory>(&self, bench: &mut Bench<M>) -> (u64, u64) {
+    /// As the operation reads them, their edits, and what their tokens' places hold. Every third row keeps no token.
+    fn put<M: Memory>(&self, bench: &mut Bench<M>) -> [u64; 3] {
         let tokens: Vec<u32> = self.pending.iter().map(|token| token.unwrap_or(u32::MAX)).collect();
         let tokens = bench.put_u32(&tokens);
         let mut bytes = Vec::new();
@@ -265,7 +265,10 @@ impl Rows {
             for word in [row.top_k, row.first_edit, row.edits, row.logprobs, row.masked] {
                 bytes.extend(word.to_ne_bytes());
             }
-            bytes.extend(pending.to_ne_bytes());
+            let kept = if index % 3 == 0 { 0 } else { tokens + index as u64 * 4 };
+            for address in [pending, kept] {
+                bytes.extend(address.to_ne_bytes());
+            }
             for value in [row.pending_repetition, row.pending_add] {
                 bytes.extend(value.to_ne_bytes());
             }
@@ -279,13 +282,14 @@ impl Rows {
                 [edit.token.to_ne_bytes(), values[0], values[1], values[2]].concat()
             })
             .collect();
-        (bench.memory.put(&bytes), bench.memory.put(&edits))
+        [bench.memory.put(&bytes), bench.memory.put(&edits), tokens]
     }
 }
 
 /// What was drawn.
 struct Draws {
     tokens: Vec<u32>,
+    kept: Vec<u32>,
     logprobs: Vec<f64>,
     top_ids: Vec<u32>,
     top_logprobs: Vec<f64>,
@@ -301,7 +305,7 @@ fn draw<M: Memory>(
     masks: &[u32],
 ) -> Result<Draws, String> {
     let (count, most) = (rows.rows.len(), desc.max_logprobs as usize);
-    let (row_address, edits) = rows.put(bench);
+    let [row_address, edits, kept] = rows.put(bench);
     let args = SampleArgs {
         logits: bench.put_values(values, desc.logits).0,
         rows: row_address,
@@ -316,6 +320,7 @@ fn draw<M: Memory>(
     bench.launch(&OpDesc::Sample(*desc), OpArgs::Sample(args), tactic, count as u32)?;
     Ok(Draws {
         tokens: bench.read_u32(args.tokens, count),
+        kept: bench.read_u32(kept, count),
         logprobs: bench.read_values(args.logprobs, count, DType::F32),
         top_ids: bench.read_u32(args.top_ids, count * most),
         top_logprobs: bench.read_values(args.top_logprobs, count * most, DType::F32),
@@ -362,6 +367,7 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
                 logprobs: [SampleRow::NO_LOGPROBS, 0, 5, SampleRow::NO_LOGPROBS, 3][random.below(5) as usize],
                 masked: u32::from(random.below(5) == 0),
                 pending: 0,
+                kept: 0,
                 pending_repetition: 1.0 + random.unit() as f32,
                 pending_add: [f32::NEG_INFINITY, -3.0, 0.25][random.below(3) as usize],
             };
@@ -401,13 +407,22 @@ pub fn check_sample<M: Memory>(bench: &mut Bench<M>, shape: &SampleShape, seed: 
                 continue;
             }
         };
-        let Draws { tokens, logprobs, top_ids, top_logprobs } = drawn;
+        let Draws { tokens, kept, logprobs, top_ids, top_logprobs } = drawn;
         let (mut error, mut case) = (0f64, case);
         for (r, row) in known.rows.iter().enumerate() {
             let logits = &values[r * vocab..][..vocab];
             let mask = &masks[r * words..][..words];
             let wanted = reference(row, logits, known.edits_of(row), mask, desc.vocab_offset);
             let same = known_drawn.tokens[r];
+            let left = if r % 3 == 0 { made.pending[r].unwrap_or(u32::MAX) } else { tokens[r] };
+            if kept[r] != left {
+                error = f64::NAN;
+                case = format!(
+                    "{case}: row {r} {row:?}: expected {left} in the place of its token, got {}",
+                    kept[r]
+                );
+                break;
+            }
             if wanted.is_some_and(|token| token != tokens[r]) || same != tokens[r] {
                 error = f64::NAN;
                 let (pending, got) = (made.pending[r], tokens[r]);

@@ -71,6 +71,9 @@ pub struct SampleRow {
     pub masked: u32,
     /// Address of the pending token, a u32 that is written when the operation runs; 0: there is none.
     pub pending: u64,
+    /// Address of a u32 that takes the drawn token as `SampleArgs::tokens` does, after the row's pending token was read, which may lie
+    /// there; 0: none.
+    pub kept: u64,
     /// `repetition` of the pending token's edit.
     pub pending_repetition: f32,
     /// `add` of the pending token's edit where `edits` has none of that token.
@@ -80,8 +83,7 @@ pub struct SampleRow {
 impl SampleRow {
     /// Value of `logprobs` for a row that wants none.
     pub const NO_LOGPROBS: u32 = u32::MAX;
-    /// The token of a row with nothing to draw: every logit is NaN, -inf or forbidden. Whoever feeds drawn tokens to the next step
-    /// puts some token in its place.
+    /// The token of a row with nothing to draw: every logit is NaN, -inf or forbidden. Embeddings read it as row 0.
     pub const NO_TOKEN: u32 = u32::MAX - 1;
 }
 

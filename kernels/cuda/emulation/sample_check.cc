@@ -16,6 +16,7 @@ struct Draw {
   std::vector<GossamerLogitEdit> edits;
   std::vector<uint32_t> mask;
   uint32_t pending;
+  uint32_t place;  // where it lies, and where the drawn token is kept
 };
 
 // What a row's logits become before anything is cut off; minus infinity: not to be drawn.
@@ -121,7 +122,7 @@ bool check(const GossamerSampleDesc& d, uint32_t rows, float spread, uint32_t se
     Draw& draw = draws[row];
     const float temperatures[] = {0.f, 1.f, .7f, 2.f}, top_p[] = {1.f, .9f, .5f, .999f}, min_p[] = {0.f, 0.f, .1f};
     const uint32_t top_k[] = {0, 0, 1, 5, 300};
-    draw.row = {rng() | static_cast<uint64_t>(rng()) << 32, rng() % 1000, rng() % 3, temperatures[rng() % 4], top_p[rng() % 4], min_p[rng() % 3], top_k[rng() % 5], 0, 0, ~0u, chance(4), 0, 1.f, 0.f};
+    draw.row = {rng() | static_cast<uint64_t>(rng()) << 32, rng() % 1000, rng() % 3, temperatures[rng() % 4], top_p[rng() % 4], min_p[rng() % 3], top_k[rng() % 5], 0, 0, ~0u, chance(4), 0, 0, 1.f, 0.f};
     std::map<uint32_t, GossamerLogitEdit> edits;
     for (int i = 0; i < 6 && row % 3; ++i) {
       const uint32_t token = d.vocab_offset + rng() % (d.vocab + 20) - 10;  // some are of other shards
@@ -131,8 +132,10 @@ bool check(const GossamerSampleDesc& d, uint32_t rows, float spread, uint32_t se
     if (chance(2)) {
       draw.pending = chance(2) && !draw.edits.empty() ? draw.edits[rng() % draw.edits.size()].token : d.vocab_offset + rng() % (d.vocab + 10) - 5;
       if (chance(3)) draw.pending = d.vocab_offset + static_cast<uint32_t>(std::max_element(x, x + d.vocab) - x);
-      draw.row.pending = reinterpret_cast<uint64_t>(&draw.pending), draw.row.pending_repetition = 1.3f, draw.row.pending_add = -2.f;
+      draw.place = draw.pending;
+      draw.row.pending = reinterpret_cast<uint64_t>(&draw.place), draw.row.pending_repetition = 1.3f, draw.row.pending_add = -2.f;
     }
+    if (chance(2)) draw.row.kept = reinterpret_cast<uint64_t>(&draw.place);
     draw.mask.assign((d.vocab + 31) / 32, row % 7 == 5 ? 0u : rng());
   }
   std::vector<GossamerSampleRow> records;
@@ -154,6 +157,10 @@ bool check(const GossamerSampleDesc& d, uint32_t rows, float spread, uint32_t se
     const std::vector<float> own(&logits[static_cast<size_t>(row) * d.vocab], &logits[static_cast<size_t>(row) * d.vocab] + d.vocab);
     const uint32_t wanted = expected(d, draws[row], scores_of(d, draws[row], own));
     close += wanted == kEither;
+    if (draws[row].row.kept && draws[row].place != tokens[row]) {
+      std::printf("     row %u: drew token %u and kept %u\n", row, tokens[row], draws[row].place);
+      ok = false;
+    }
     if (wanted == kEither || wanted == tokens[row]) continue;
     const GossamerSampleRow& r = draws[row].row;
     std::printf("     row %u: expected token %u, got %u (temperature %g, top-k %u, top-p %g, min-p %g, %u edits%s%s)\n", row, wanted, tokens[row], r.temperature, r.top_k, r.top_p, r.min_p, r.edits,
@@ -186,7 +193,7 @@ bool check_whole(const GossamerSampleDesc& d, uint32_t rows, Kind kind, float sp
     const uint32_t first_edit = static_cast<uint32_t>(edits.size()), count = kind == kEdited ? 3 : 0;
     // One of the edits makes a likely token; they are of tokens apart from each other.
     for (uint32_t i = 0; i < count; ++i) edits.push_back({d.vocab_offset + (rng() % (d.vocab / count)) + i * (d.vocab / count), 1.f, i ? -INFINITY : 4 * spread, 0.f});
-    records[row] = {rng() | static_cast<uint64_t>(rng()) << 32, rng() % 1000, rng() % 3, row % 2 ? .7f : 1.f, 1.f, 0.f, 0, first_edit, count, ~0u, kind == kMasked, 0, 1.f, 0.f};
+    records[row] = {rng() | static_cast<uint64_t>(rng()) << 32, rng() % 1000, rng() % 3, row % 2 ? .7f : 1.f, 1.f, 0.f, 0, first_edit, count, ~0u, kind == kMasked, 0, 0, 1.f, 0.f};
   }
   const Aligned copy(logits);
   const GossamerSampleArgs a = {reinterpret_cast<uint64_t>(copy.at), address(records), address(edits), address(masks), address(tokens), address(logprobs), address(top_ids), address(top_logprobs), rows};

@@ -105,7 +105,7 @@ struct Problem {
     std::vector<GossamerSampleRow> all(count * draws);
     std::vector<GossamerLogitEdit> changes(edits.n);
     for (uint32_t i = 0; i < all.size(); ++i) {
-      all[i] = {rng(), static_cast<uint32_t>(rng() % 100000), static_cast<uint32_t>(rng() % 3), temperature, 1.f, 0.f, 0, 3 * i, kind == kEdited ? 3u : 0u, ~0u, 0, 0, 1.f, 0.f};
+      all[i] = {rng(), static_cast<uint32_t>(rng() % 100000), static_cast<uint32_t>(rng() % 3), temperature, 1.f, 0.f, 0, 3 * i, kind == kEdited ? 3u : 0u, ~0u, 0, 0, 0, 1.f, 0.f};
       for (uint32_t e = 0; e < 3; ++e) changes[3 * i + e] = {static_cast<uint32_t>(e * (kVocab / 3) + rng() % (kVocab / 3)), 1.f, e ? 5 * spread : -INFINITY, 0.f};
     }
     rows.put(all);

@@ -372,13 +372,11 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     if (drawn.id == ~0u) drawn = peak;
   }
   if (threadIdx.x) return;
-  if (drawn.id == ~0u) {
-    at<uint32_t>(a.tokens)[row] = GOSSAMER_NO_TOKEN;
-    at<float>(a.logprobs)[row] = NAN;
-    return;
-  }
-  at<uint32_t>(a.tokens)[row] = d.vocab_offset + drawn.id;
-  if (!logprobs) return;
+  const uint32_t chosen = drawn.id == ~0u ? GOSSAMER_NO_TOKEN : d.vocab_offset + drawn.id;
+  at<uint32_t>(a.tokens)[row] = chosen;
+  if (r.kept) *at<uint32_t>(r.kept) = chosen;  // its pending token may have been there: `of` has it
+  if (drawn.id == ~0u) at<float>(a.logprobs)[row] = NAN;
+  if (drawn.id == ~0u || !logprobs) return;
   // The drawn token's unedited logit is asked for: what was done in place is undone.
   float v = of.cuts ? x[drawn.id] / of.inverse : x[drawn.id];
   const uint32_t token = d.vocab_offset + drawn.id;

@@ -7,12 +7,10 @@
 //! Invariant: every call checks the driver's answer. Handles live as long as their context, which lives as long as the
 //! process: a device context is never released.
 
-mod kernels;
 mod memory;
 mod roofs;
 mod stream;
 
-pub use kernels::{Move, Moves};
 pub use memory::{Buffer, Pinned, download};
 pub use roofs::copy_bandwidth;
 pub use stream::{Event, Executable, Stream};

@@ -23,7 +23,7 @@ use self::inputs::{Inputs, in_plan_order, places_in_plan, singles_first};
 use self::outputs::{OutputLayout, word};
 use super::launch::{GroupPlaces, Places};
 use super::{Drawn, Model, sampled_token};
-use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Move, Moves, Pinned, Stream, download};
+use crate::cuda::{Buffer, Cuda, CudaError, Event, Executable, Pinned, Stream, download};
 use crate::executor::{ExecutorError, Progress};
 use crate::slots::SlotTable;
 use gossamer_backend_api::ops::SampleRow;
@@ -109,12 +109,10 @@ pub struct Steps {
     /// Of the copies to the device, and from it.
     inward: Stream,
     outward: Stream,
-    moves: Moves,
-    /// First the last drawn token of each slot and one that is nobody's, then the areas' inputs.
+    /// First the last drawn token of each slot, then the areas' inputs.
     inputs: Buffer,
     /// Bytes of the first part.
     last_bytes: usize,
-    slots: u32,
     /// The areas' results.
     outputs: Buffer,
     output_layout: OutputLayout,
@@ -139,16 +137,14 @@ impl Steps {
         alternatives: u32,
         capture_size: u32,
     ) -> Result<Self, CudaError> {
-        let last_bytes = ((slots as usize + 1) * 4).next_multiple_of(ALIGN);
+        let last_bytes = (slots as usize * 4).next_multiple_of(ALIGN);
         let output_layout = OutputLayout::new(rows as usize, alternatives as usize);
         Ok(Self {
             stream: Stream::new()?,
             inward: Stream::new()?,
             outward: Stream::new()?,
-            moves: Moves::load()?,
             inputs: Buffer::zeroed((last_bytes + AREAS * INPUT_BYTES) as u64)?,
             last_bytes,
-            slots,
             outputs: Buffer::zeroed((AREAS * output_layout.bytes) as u64)?,
             output_layout,
             area: 0,
@@ -270,7 +266,7 @@ impl Model {
             return Ok(None);
         }
         let mut staging = Pinned::new(inputs.bytes)?;
-        self.write_inputs(&inputs, &Default::default(), staging.bytes_mut());
+        self.write_inputs(&inputs, staging.bytes_mut());
         // SAFETY: the inputs fit the area; the staging lives until the stream was waited for.
         unsafe { steps.stream.upload(steps.inputs_of(0), &staging, inputs.bytes) }?;
         steps.stream.synchronize()?;
@@ -379,13 +375,12 @@ impl Model {
             steps.grow(inputs.bytes)?;
         }
         // Only now is the buffer the one that the step reads; its rows still lack the tokens that they lacked when they were made.
-        let drawing: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
-        self.batch.sample.locate_pending(|row| steps.last_drawn(drawing[row]));
+        let drawing = runs.iter().filter(|run| run.sample);
+        self.batch.sample.locate(drawing.map(|run| steps.last_drawn(run.slot)));
         let area = steps.area;
         self.name_drawn(runs);
-        let keeps = self.keeps(steps, runs, key.is_some());
         let mut staging = steps.staging(inputs.bytes)?;
-        self.write_inputs(&inputs, &keeps, staging.input.bytes_mut());
+        self.write_inputs(&inputs, staging.input.bytes_mut());
         let follows = match steps.flights.back() {
             Some(before) => !before.staging.computed.is_done()?,
             None => false,
@@ -401,14 +396,7 @@ impl Model {
             unsafe { steps.inward.upload(base, &staging.input, inputs.bytes) }?;
             staging.uploaded.record(&steps.inward)?;
             steps.stream.wait_for(&staging.uploaded)?;
-            let keep = Move {
-                to: steps.inputs.address(),
-                to_index: base + inputs.keep[0] as u64,
-                from: places.drawn,
-                from_index: base + inputs.keep[1] as u64,
-                count: samples,
-            };
-            self.launch_or_replay(steps, step, key, (tokens, samples), &places, keep)?;
+            self.launch_or_replay(steps, step, key, (tokens, samples), &places)?;
             if self.keep_logits {
                 self.keep_device_logits(samples, &in_plan)?;
             }
@@ -444,16 +432,10 @@ impl Model {
         key: Option<Key>,
         sizes: (u32, u32),
         places: &Places,
-        keep: Move,
     ) -> Result<(), ExecutorError> {
-        let launch = |steps: &Steps| -> Result<(), ExecutorError> {
-            // SAFETY: lists and places were laid out for this step above; slots are below the number of places.
-            unsafe {
-                self.launch_all(step, sizes, places, steps.stream.raw(), |_| ())?;
-                steps.moves.enqueue(&steps.stream, keep)?;
-            }
-            Ok(())
-        };
+        // SAFETY: inputs and places were laid out for this step by the caller; slots are below the number of places.
+        let launch =
+            |steps: &Steps| unsafe { self.launch_all(step, sizes, places, steps.stream.raw(), |_| ()) };
         let Some(key) = key else { return launch(steps) };
         match steps.graphs.get(&key) {
             Some(Captured::Graph(graph)) => return Ok(steps.stream.launch(graph)?),

@@ -22,6 +22,7 @@ const GREEDY: SampleRow = SampleRow {
     logprobs: SampleRow::NO_LOGPROBS,
     masked: 0,
     pending: 0,
+    kept: 0,
     pending_repetition: 1.0,
     pending_add: 0.0,
 };
@@ -90,17 +91,23 @@ impl SampleInputs {
             edits: self.edits.len() as u32 - first_edit,
             logprobs: sampling.logprobs.unwrap_or(SampleRow::NO_LOGPROBS),
             masked: masked.into(),
-            // `locate_pending` writes it.
+            // `locate` writes both.
             pending: 0,
+            kept: 0,
             pending_repetition: sampling.repetition_penalty,
             pending_add: Penalties(sampling).add(1),
         });
     }
 
-    /// Tells rows whose sequence's last token was being drawn when they were pushed where it lies; `address` takes a row's number.
-    pub fn locate_pending(&mut self, address: impl Fn(usize) -> u64) {
+    /// Tells rows where their sequences' last tokens lie, in order: the drawn one is kept there, and there a row finds the one that
+    /// was being drawn when it was pushed. Rows of padding, which come last, have no such place.
+    pub fn locate(&mut self, places: impl Iterator<Item = u64>) {
+        for (row, place) in self.rows.iter_mut().zip(places) {
+            row.kept = place;
+        }
         for row in &self.awaiting {
-            self.rows[*row].pending = address(*row);
+            let row = &mut self.rows[*row];
+            row.pending = row.kept;
         }
     }
 
@@ -239,12 +246,13 @@ mod tests {
             }
             inputs.push(&slot, slot.tokens.len() as u32, 100);
         }
-        inputs.locate_pending(|row| 256 + row as u64 * 4);
-        let pending: Vec<_> = inputs.rows.iter().map(|row| row.pending).collect();
-        assert_eq!(pending, [0, 260, 0]);
+        inputs.push_greedy();
+        inputs.locate((0..3).map(|row| 256 + row * 4));
+        let places: Vec<_> = inputs.rows.iter().map(|row| (row.pending, row.kept)).collect();
+        assert_eq!(places, [(0, 256), (260, 260), (0, 264), (0, 0)]);
         inputs.clear();
         inputs.push(&slot(&[5], 1, SamplingParams::default(), 0), 1, 100);
-        inputs.locate_pending(|_| 4);
+        inputs.locate(std::iter::once(4));
         assert_eq!(inputs.rows[0].pending, 0);
     }
 
@@ -308,14 +316,16 @@ mod tests {
                 let logits: Vec<f32> =
                     random.normals(VOCAB as usize, 1.5).iter().map(|x| *x as f32).collect();
                 let position = known.tokens.len() as u32;
-                let mut drawn = |slot: &Slot, last: &u32| {
+                let mut drawn = |slot: &Slot, mut last: u32| {
                     inputs.clear();
                     inputs.push(slot, position, VOCAB);
-                    inputs.locate_pending(|_| std::ptr::from_ref(last) as u64);
-                    draw(&backend, &inputs, &logits)
+                    inputs.locate(std::iter::once(&raw mut last as u64));
+                    let (token, logprob) = draw(&backend, &inputs, &logits);
+                    assert_eq!(last, token, "it is kept");
+                    (token, logprob)
                 };
-                let (token, logprob) = drawn(&known, &u32::MAX);
-                let (same, same_logprob) = drawn(&ahead, &last);
+                let (token, logprob) = drawn(&known, u32::MAX);
+                let (same, same_logprob) = drawn(&ahead, last);
                 assert_eq!(
                     (same, same_logprob.to_bits()),
                     (token, logprob.to_bits()),

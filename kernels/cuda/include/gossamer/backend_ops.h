@@ -97,7 +97,7 @@ typedef struct {
   uint32_t position, choice;
   float temperature, top_p, min_p;
   uint32_t top_k, first_edit, edits, logprobs, masked;
-  uint64_t pending;
+  uint64_t pending, kept;
   float pending_repetition, pending_add;
 } GossamerSampleRow;
 #define GOSSAMER_NO_TOKEN 0xFFFFFFFEu  // of a row with nothing to draw

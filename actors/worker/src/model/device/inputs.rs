@@ -2,7 +2,7 @@
 //!
 //! Invariant: places and sizes depend on counts alone, and what has no fixed size comes last, so that a graph finds its inputs again.
 
-use super::{ALIGN, Steps};
+use super::ALIGN;
 use crate::model::Model;
 use gossamer_backend_api::ops::{EmbedArgs, LogitEdit, SampleRow};
 use gossamer_wire::{InputTokens, Run};
@@ -37,7 +37,7 @@ fn put<T: Plain>(bytes: &mut [u8], at: usize, values: &[T]) {
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to.as_mut_ptr(), size) };
 }
 
-const _: () = assert!(size_of::<SampleRow>() == 64 && size_of::<LogitEdit>() == 16);
+const _: () = assert!(size_of::<SampleRow>() == 72 && size_of::<LogitEdit>() == 16);
 
 /// Offsets of a step's inputs behind the slots' last tokens.
 pub(super) struct Inputs {
@@ -47,7 +47,6 @@ pub(super) struct Inputs {
     pub(super) kv_lens: usize,
     pub(super) sampled_rows: usize,
     pub(super) rows: usize,
-    pub(super) keep: [usize; 2],
     pub(super) groups: Vec<[usize; 3]>,
     pub(super) edits: usize,
     pub(super) masks: usize,
@@ -97,7 +96,6 @@ impl Model {
             kv_lens: layout.place::<u32>(sequences),
             sampled_rows: layout.place::<u32>(samples),
             rows: layout.place::<SampleRow>(samples),
-            keep: [layout.place::<u32>(samples), layout.place::<u32>(samples)],
             groups: batch
                 .groups
                 .iter()
@@ -116,7 +114,7 @@ impl Model {
         }
     }
 
-    pub(super) fn write_inputs(&self, inputs: &Inputs, keeps: &[Vec<u32>; 2], bytes: &mut [u8]) {
+    pub(super) fn write_inputs(&self, inputs: &Inputs, bytes: &mut [u8]) {
         let batch = &self.batch;
         put(bytes, inputs.token_ids, &batch.token_ids);
         put(bytes, inputs.positions, &batch.positions);
@@ -124,9 +122,6 @@ impl Model {
         put(bytes, inputs.kv_lens, &batch.kv_lens);
         put(bytes, inputs.sampled_rows, &batch.sampled_rows);
         put(bytes, inputs.rows, &batch.sample.rows);
-        for (keep, at) in keeps.iter().zip(inputs.keep) {
-            put(bytes, at, keep);
-        }
         for (group, at) in batch.groups.iter().zip(&inputs.groups) {
             put(bytes, at[0], &group.slots);
             put(bytes, at[1], &group.tables);
@@ -145,18 +140,6 @@ impl Model {
             }
             token += run.count as usize;
         }
-    }
-
-    /// Which slots keep which rows of the draw; in a captured step every token has a row, and rows of padding share a place of their own.
-    pub(super) fn keeps(&self, steps: &Steps, runs: &[Run], captured: bool) -> [Vec<u32>; 2] {
-        let mut slots: Vec<u32> = runs.iter().filter(|run| run.sample).map(|run| run.slot).collect();
-        let mut rows: Vec<u32> = (0..slots.len() as u32).collect();
-        if captured {
-            let padding = runs.iter().map(|run| run.count).sum()..self.batch.tokens();
-            slots.extend(padding.clone().map(|_| steps.slots));
-            rows.extend(padding);
-        }
-        [slots, rows]
     }
 }
 

@@ -202,12 +202,15 @@ impl<L: Activation> Task for Draw<L> {
             } else {
                 argmax(scores)
             };
+            let token = column.map_or(SampleRow::NO_TOKEN, |column| self.desc.vocab_offset + column);
+            *Ptr::<u32>::new(self.args.tokens).at(self.index) = token;
+            if self.row.kept != 0 {
+                *Ptr::<u32>::new(self.row.kept).at(0) = token;
+            }
             let Some(column) = column else {
-                *Ptr::<u32>::new(self.args.tokens).at(self.index) = SampleRow::NO_TOKEN;
                 *Ptr::<f32>::new(self.args.logprobs).at(self.index) = f32::NAN;
                 return;
             };
-            *Ptr::<u32>::new(self.args.tokens).at(self.index) = self.desc.vocab_offset + column;
             let most = self.desc.max_logprobs as usize;
             let (ids, top) = (Ptr::<u32>::new(self.args.top_ids), Ptr::<f32>::new(self.args.top_logprobs));
             let mut logprob = f32::NAN;
