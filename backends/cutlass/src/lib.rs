@@ -53,7 +53,8 @@ fn check_experts(desc: &ExpertsDesc) -> Result<(), String> {
             format!("a {what} size of whole blocks of 32, not {size}")
         })?;
     }
-    Ok(())
+    need((1..=32).contains(&desc.top_k), || format!("1 to 32 experts a token, not {}", desc.top_k))?;
+    need(desc.local_experts <= 1024, || format!("at most 1024 experts a rank, not {}", desc.local_experts))
 }
 
 fn check_attention(desc: &AttentionDesc) -> Result<(), String> {

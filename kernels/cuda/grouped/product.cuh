@@ -340,7 +340,8 @@ __device__ __forceinline__ void produce_tokens(const Product& p, const Maps<kSet
 }
 
 // Says of each piece of gate_up's work that it is stored. One thread for the block: to make results visible to other multiprocessors
-// takes a microsecond, in which consumers do better things. Invariant: it arrives too, so that no piece ends before the last one is announced.
+// takes a microsecond, in which consumers do better things. Invariant: it arrives too, and consumers arrive only when the piece before is
+// complete, so that a phase of `stored` is a piece, however short pieces are and whoever is behind.
 template <bool kFp8, int kSet>
 __device__ __forceinline__ void announce(const Product& p, const Shared<kFp8, kSet>& shared, uint32_t total) {
   uint32_t phase = 0;
@@ -394,6 +395,8 @@ __global__ void __launch_bounds__(Shape<kFp8, kSet>::kThreads, 1) product_kernel
       if (__any_sync(~0u, warp >= 4 * groups_with_rows<S>(p, i))) pass_tile(p, shared, weights, tokens);
       else multiply_tile<kFp8, kGateUp, kSet>(std::make_integer_sequence<int, widths_of(kSet)>(), p, tile, strip_of(i), valid, maxima, n, shared, weights, tokens);
       if constexpr (kGateUp) {
+        // All lanes look before one arrives: a late one would meet the next phase.
+        if (n) ptx::barrier_wait(shared.stored, (n - 1) & 1);
         __syncwarp();
         ptx::barrier_arrive_if(shared.stored, (threadIdx.x & 31) == 0);
       }

@@ -11,7 +11,8 @@ constexpr int kMaxSharedBytes = 227 * 1024;
 // Multiprocessors of the current device; read once by gossamer_prepare (no runtime query during capture).
 int multiprocessors();
 
-// `dependent`: the kernel may start before its predecessor in the stream has finished; it calls ptx::dependency_wait().
+// `dependent`: the kernel may start before its predecessor in the stream has finished; it calls ptx::dependency_wait(), or says how else it
+// knows that its inputs are there.
 template <typename... Params, typename... Args>
 int launch_cluster(void (*kernel)(Params...), dim3 grid, dim3 block, int cluster, size_t shared, cudaStream_t stream, bool dependent, Args... args) {
   cudaLaunchConfig_t config = {};
