@@ -12,12 +12,11 @@ pre-empted, or an E4M3 cache gives what is no number, depends on what its pages 
 import json
 import pathlib
 import random
-import signal
-import subprocess
 import sys
 import threading
-import time
 import urllib.request
+
+from server import Server
 
 PORT = 8199
 FAILURES = []
@@ -31,29 +30,8 @@ def fetch(path, body=None):
     return urllib.request.urlopen(request, timeout=120).read().decode()
 
 
-class Server:
-    def __init__(self, backends, *flags):
-        self.command = [GOSSAMER, "serve", MODEL, "--served-model-name", "m", "--backend-dir", backends, "--port", str(PORT)]
-        self.command += ["--no-enable-prefix-caching", *FLAGS, *flags]
-
-    def __enter__(self):
-        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.lines = []
-        threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
-        for _ in range(1200):
-            try:
-                fetch("/health")
-                return self
-            except OSError:
-                time.sleep(0.1)
-            if self.process.poll() is not None:
-                sys.exit("the server ended:\n" + "".join(self.lines[-5:]))
-        self.process.kill()
-        sys.exit("the server was not ready after two minutes")
-
-    def __exit__(self, *_):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+def served(backends, *flags):
+    return Server(GOSSAMER, MODEL, PORT, "--served-model-name", "m", "--backend-dir", backends, "--no-enable-prefix-caching", *FLAGS, *flags)
 
 
 def random_tokens(count):
@@ -92,7 +70,7 @@ def asynchronous(backends, what):
     prompts = [random_tokens(generator.randrange(10, LONGEST)) for _ in range(PROMPTS)]
     answers, again = [], 0
     for flags in ([], ["--no-async-scheduling"]):
-        with Server(backends, "--num-gpu-blocks-override", str(BLOCKS), *flags):
+        with served(backends, "--num-gpu-blocks-override", str(BLOCKS), *flags):
             answers.append(at_once(prompts))
             count = pre_emptions()
             again += count
@@ -121,9 +99,9 @@ def contexts():
     def next_tokens():
         return {n: ask(text, 4, 5)["choices"][0] for n, text in texts.items()}
 
-    with Server(BACKENDS):
+    with served(BACKENDS):
         exact = next_tokens()
-    with Server(BACKENDS, "--kv-cache-dtype", "fp8"):
+    with served(BACKENDS, "--kv-cache-dtype", "fp8"):
         seen = []
         for others in ((317, 5000, 77, 12001), (1213, 64, 9000)):
             for n in others:

@@ -15,8 +15,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
+
+from server import Server
 
 PORT = 8198
 FLAGS = "--max-model-len 33000 --max-num-seqs 1024"
@@ -50,39 +50,9 @@ KEPT = ["completed", "failed", "duration", "total_input_tokens", "total_output_t
         "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "p99_itl_ms"]
 
 
-class Server:
-    """A server that is ready; `seconds` says how long that took."""
-
-    def __init__(self, gossamer, model, flags):
-        self.command = [gossamer, "serve", model, "--port", str(PORT), *flags]
-
-    def __enter__(self):
-        begun = time.monotonic()
-        self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=self.log)
-        while not self.is_ready():
-            if self.process.poll() is not None or time.monotonic() - begun > 600:
-                self.process.kill()
-                self.log.seek(0)
-                sys.exit("the server ended or was not ready after ten minutes:\n" + "".join(self.log.readlines()[-5:]))
-            time.sleep(0.05)
-        self.seconds = time.monotonic() - begun
-        return self
-
-    def is_ready(self):
-        try:
-            return urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5).status == 200
-        except OSError:
-            return False
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait(60)
-
-
-def measure(gossamer, arguments, folder):
+def measure(gossamer, url, arguments, folder):
     """One row; None where its client failed."""
-    client = [gossamer, "bench", "serve", "--base-url", f"http://127.0.0.1:{PORT}", "--ignore-eos", "--disable-progress", "--save-result",
+    client = [gossamer, "bench", "serve", "--base-url", url, "--ignore-eos", "--disable-progress", "--save-result",
               "--result-dir", folder, "--result-filename", "row.json", *arguments]
     done = subprocess.run(client, capture_output=True, text=True)
     if done.returncode:
@@ -108,12 +78,12 @@ def main():
             rows = [row for row in rows if given.only in row[0]]
             if not rows:
                 continue
-            with Server(given.gossamer, given.model, base + more.split()) as server:
+            with Server(given.gossamer, given.model, PORT, *base, *more.split()) as server:
                 result["seconds_to_ready"].append({"flags": more, "seconds": round(server.seconds, 1)})
                 print(f"ready after {server.seconds:.1f} s {more}", flush=True)
                 for name, arguments in rows:
                     arguments = arguments.format(sharegpt=given.sharegpt).split()
-                    row = measure(given.gossamer, arguments, folder)
+                    row = measure(given.gossamer, server.url, arguments, folder)
                     if row is None or row["failed"] or row["completed"] != int(arguments[arguments.index("--num-prompts") + 1]):
                         print(f"FAIL {name}: {row and {key: row[key] for key in ('completed', 'failed')}}", flush=True)
                         failed = True

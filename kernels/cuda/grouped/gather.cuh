@@ -107,8 +107,6 @@ struct Places {
   uint32_t rows[kMaxChoices];  // of the sorted order, or kElsewhere
   static constexpr uint32_t kElsewhere = ~0u;
   __device__ void find(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Plan& p, uint32_t token) {
-    ptx::launch_dependents();
-    ptx::dependency_wait();
     if (threadIdx.x < d.top_k) {
       const uint32_t pair = token * d.top_k + threadIdx.x;
       rows[threadIdx.x] = reinterpret_cast<const uint32_t*>(a.expert_ids)[pair] - d.first_expert < d.local_experts ? p.places[pair] : kElsewhere;
@@ -133,6 +131,8 @@ struct Places {
 __global__ void __launch_bounds__(kGatherThreads) gather_kernel(GossamerExpertsDesc d, GossamerExpertsArgs a, Plan p) {
   __shared__ Places places;
   const uint32_t token = blockIdx.x, chunks = d.hidden / 8;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
   places.find(d, a, p, token);
   const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(token) * chunks;
   for (uint32_t i = threadIdx.x; i < chunks; i += kGatherThreads) places.put(d, p.x, chunks, i, x[i]);
@@ -144,6 +144,8 @@ __global__ void __launch_bounds__(kGatherThreads) gather_e4m3_kernel(GossamerExp
   __shared__ Places places;
   __shared__ float tops[kGatherThreads / 32];
   const uint32_t token = blockIdx.x, groups = d.hidden / 16;
+  ptx::launch_dependents();
+  ptx::dependency_wait();
   places.find(d, a, p, token);
   const uint4* x = reinterpret_cast<const uint4*>(a.x) + static_cast<size_t>(token) * 2 * groups;
   const auto load = [&](uint32_t group, float (&v)[16]) {

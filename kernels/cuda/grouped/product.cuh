@@ -87,7 +87,7 @@ struct Product {
   const uint32_t* words;  // per row of the sorted order: scales (E4M3 gate_up), pairs (down), or null
   void* out;  // E4M3 for gate_up of E4M3 tokens, else bf16
   const uint8_t* maxima;      // E4M3: [experts, rows] largest scale of a row, in the layout's row order
-  uint32_t strips, strips_before, k_tiles, rounds, out_columns;
+  uint32_t strips, k_tiles, rounds, out_columns;
   int* finished;     // per tile: rounds of gate_up whose results are stored
   int rounds_before;  // down: of gate_up
   bool waits;        // for the kernel before
@@ -333,7 +333,7 @@ __device__ __forceinline__ void produce_tokens(const Product& p, const Maps<kSet
       ptx::barrier_expect(&shared.tokens_full[ring.stage], count * tile_bytes + word_bytes);
       if (word_bytes) ptx::bulk_load(shared.words_of(n, 0), p.words + tile.first / 4 * 4, word_bytes, &shared.tokens_full[ring.stage]);
       uint8_t* to = shared.tokens + ring.stage * S::kTokenStageBytes;
-      for (uint32_t n = 0; n < count; ++n) ptx::tensor_load_2d(to + n * tile_bytes, map, (k + n) * kK, tile.first, &shared.tokens_full[ring.stage]);
+      for (uint32_t box = 0; box < count; ++box) ptx::tensor_load_2d(to + box * tile_bytes, map, (k + box) * kK, tile.first, &shared.tokens_full[ring.stage]);
       ring.next();
     }
   }
@@ -418,7 +418,7 @@ int launch_set(const Product& product, const Plan& plan, const void* tokens, uin
   p.tile_count = plan.tile_counts + kSet;
   p.rounds = (p.strips + S::kWarps - 1) / S::kWarps;
   p.finished = plan.finished + kSet * plan.tiles_per_set;
-  p.rounds_before = kGateUp ? 0 : (p.strips_before + S::kWarps - 1) / S::kWarps;
+  p.rounds_before = kGateUp ? 0 : (2 * k / mxfp4::kTileRows + S::kWarps - 1) / S::kWarps;  // gate and up are rows there
   p.waits = kGateUp && first;
   return launch(product_kernel<kFp8, kGateUp, kSet>, multiprocessors(), S::kThreads, S::kSharedBytes, stream, true, maps, p);
 }
@@ -448,7 +448,6 @@ int product(const GossamerExpertsDesc& d, const GossamerExpertsArgs& a, const Pl
   p.out = kGateUp ? plan.inner : reinterpret_cast<void*>(a.out);
   p.maxima = kGateUp ? plan.gate_up_maxima : plan.down_maxima;
   p.strips = rows / 16;
-  p.strips_before = kGateUp ? 0 : 2 * d.intermediate / 16;
   p.k_tiles = static_cast<uint32_t>(mxfp4::tiles_of(k));
   p.out_columns = kGateUp ? d.intermediate : d.hidden;
   p.limit = d.limit;

@@ -10,6 +10,7 @@
 
 #include "harness.h"
 
+using harness::address;
 using harness::expect;
 using harness::expect_below;
 
@@ -25,8 +26,6 @@ struct Rank {
   bf16 *x = nullptr, *residual = nullptr, *out = nullptr, *weight = nullptr;
   uint8_t* region = nullptr;
 };
-
-uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 // A group of ranks with buffers for up to `most` tokens.
 struct Group {

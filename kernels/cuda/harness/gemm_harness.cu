@@ -91,7 +91,6 @@ void time_one(const char* what, int rows, int k, int copies, bool norm, bool res
 }
 
 // --- tiled -----------------------------------------------------------------------------------------------------------------
-uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
 const char* const kTactics[GOSSAMER_DENSE_TACTICS] = {"128x256", "128x256s", "128x192", "128x192s", "128x128", "128x128s",
                                                       "64x256",   "64x256s",   "64x128",   "64x128s",   "64x64",    "64x64s",

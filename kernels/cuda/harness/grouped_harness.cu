@@ -45,7 +45,6 @@ struct Layer {
     fill_bf16(down_bias.p, down_bias.n, 0.1f, seed + 3);
   }
   GossamerExpertsArgs args(const void* x, const uint32_t* ids, void* out, uint32_t tokens, bool maxima) const {
-    const auto address = [](const void* p) { return reinterpret_cast<uint64_t>(p); };
     return {address(x),
             address(ids),
             {address(gate_up.p), maxima ? address(gate_up_maxima.p) : 0, address(gate_up_bias.p)},

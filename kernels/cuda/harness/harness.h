@@ -58,14 +58,25 @@ struct Device {
   void poison() { CHECK(cudaMemset(p, 0xFF, n * sizeof(T))); }  // NaN as bf16 and as float
 };
 
-// Random device bytes (hash of the index), fast enough for tens of gigabytes.
+inline uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
+
+// Random bits of place `i`: a hash, fast enough for tens of gigabytes.
+__device__ inline uint64_t random_bits(size_t i, uint64_t seed) {
+  uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+// Of such bits a float, normally distributed, by Box and Muller.
+__device__ inline float normal_of(uint64_t bits) {
+  const float u = (static_cast<uint32_t>(bits) + 1.f) * 2.3283e-10f, v = static_cast<uint32_t>(bits >> 32) * 2.3283e-10f;
+  return sqrtf(-2 * logf(u)) * cospif(2 * v);
+}
+
+// Random device bytes.
 __global__ static void fill_random_kernel(uint32_t* p, size_t words, uint32_t seed) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < words; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
-    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    p[i] = static_cast<uint32_t>(z ^ (z >> 31));
-  }
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < words; i += static_cast<size_t>(gridDim.x) * blockDim.x)
+    p[i] = static_cast<uint32_t>(random_bits(i, seed));
 }
 inline void fill_random(void* p, size_t bytes, uint32_t seed) {
   fill_random_kernel<<<132 * 8, 256>>>(static_cast<uint32_t*>(p), bytes / 4, seed);
@@ -73,12 +84,8 @@ inline void fill_random(void* p, size_t bytes, uint32_t seed) {
 }
 // bf16 uniform in (-scale, scale).
 __global__ static void fill_bf16_kernel(__nv_bfloat16* p, size_t n, float scale, uint32_t seed) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
-    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed * 0xD1342543DE82EF95ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    p[i] = __float2bfloat16((static_cast<float>(static_cast<uint32_t>(z >> 40)) / 8388608.f - 1.f) * scale);
-  }
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x)
+    p[i] = __float2bfloat16((static_cast<float>(static_cast<uint32_t>(random_bits(i, seed * 0xD1342543DE82EF95ull) >> 40)) / 8388608.f - 1.f) * scale);
 }
 inline void fill_bf16(void* p, size_t n, float scale, uint32_t seed) {
   fill_bf16_kernel<<<132 * 8, 256>>>(static_cast<__nv_bfloat16*>(p), n, scale, seed);

@@ -18,8 +18,6 @@ namespace {
 
 constexpr uint32_t kVocab = 201088;
 
-uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
-
 // --- what has to be drawn -------------------------------------------------------------------------------------------------
 
 __device__ uint4 philox(uint64_t seed, uint32_t group, uint32_t position, uint32_t choice) {
@@ -75,15 +73,10 @@ __global__ void compare(const float* logits, const GossamerSampleRow* rows, cons
 enum Kind { kNormal, kEqual, kHalfForbidden, kEdited };
 const char* const kKindNames[] = {"normal", "equal", "half minus infinity", "edited"};
 
-// By Box and Muller.
 __global__ void fill_logits(float* p, size_t n, Kind kind, float spread, uint32_t seed) {
   for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
-    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    z ^= z >> 31;
-    const float u = (static_cast<uint32_t>(z) + 1.f) * 2.3283e-10f, v = static_cast<uint32_t>(z >> 32) * 2.3283e-10f;
-    p[i] = kind == kEqual ? spread : kind == kHalfForbidden && z % 3 ? -INFINITY : spread * sqrtf(-2 * logf(u)) * cospif(2 * v);
+    const uint64_t bits = random_bits(i, seed);
+    p[i] = kind == kEqual ? spread : kind == kHalfForbidden && bits % 3 ? -INFINITY : spread * normal_of(bits);
   }
 }
 

@@ -13,18 +13,10 @@ using bf16 = __nv_bfloat16;
 
 namespace {
 
-uint64_t address(const void* p) { return reinterpret_cast<uint64_t>(p); }
-
-// Floats normally distributed, by Box and Muller; every `peak_every`th row of `columns` has one that stands out by 25.
+// Floats normally distributed; every `peak_every`th row of `columns` has one that stands out by 25.
 __global__ void fill_logits(float* p, size_t n, uint32_t columns, uint32_t peak_every, uint32_t seed) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
-    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    z ^= z >> 31;
-    const float u = (static_cast<uint32_t>(z) + 1.f) * 2.3283e-10f, v = static_cast<uint32_t>(z >> 32) * 2.3283e-10f;
-    p[i] = sqrtf(-2 * logf(u)) * cospif(2 * v) + (peak_every && i / columns % peak_every == 0 && i % columns == i / columns * 7919 % columns ? 25.f : 0.f);
-  }
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x)
+    p[i] = normal_of(random_bits(i, seed)) + (peak_every && i / columns % peak_every == 0 && i % columns == i / columns * 7919 % columns ? 25.f : 0.f);
 }
 
 void time_sampling() {

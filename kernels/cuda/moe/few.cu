@@ -233,9 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1) few_kernel(const __grid_constant_
     }
   }
 
-  if (threadIdx.x == 0)
-    while (ptx::acquire_load(arrived) < static_cast<int>(gridDim.x)) {
-    }
+  if (threadIdx.x == 0) ptx::wait_for_count(arrived, static_cast<int>(gridDim.x));
   __syncthreads();
   clock.mark(kAllDone);
   // This block's half of K, of every slot.

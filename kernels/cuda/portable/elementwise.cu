@@ -9,9 +9,8 @@ namespace {
 __global__ void embed_kernel(GossamerEmbedDesc d, GossamerEmbedArgs a) {
   ptx::launch_dependents();  // the first layer's weights need no tokens
   ptx::dependency_wait();
-  constexpr uint32_t kDrawn = 1u << 31;
   uint32_t id = at<const uint32_t>(a.token_ids)[blockIdx.x];
-  if (id >= kDrawn && a.drawn) id = at<const uint32_t>(a.drawn)[id - kDrawn];
+  if (id >= GOSSAMER_DRAWN && a.drawn) id = at<const uint32_t>(a.drawn)[id - GOSSAMER_DRAWN];
   const size_t from = static_cast<size_t>(id < d.vocab ? id : 0) * d.hidden, to = static_cast<size_t>(blockIdx.x) * d.hidden;
   if (d.hidden % 8 == 0 && aligned16(a.table) && aligned16(a.out)) {
     const uint4* row = at<const uint4>(a.table) + from / 8;

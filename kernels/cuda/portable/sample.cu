@@ -372,14 +372,14 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     if (drawn.id == ~0u) drawn = peak;
   }
   if (threadIdx.x) return;
-  const uint32_t chosen = drawn.id == ~0u ? GOSSAMER_NO_TOKEN : d.vocab_offset + drawn.id;
-  at<uint32_t>(a.tokens)[row] = chosen;
-  if (r.kept) *at<uint32_t>(r.kept) = chosen;  // its pending token may have been there: `of` has it
-  if (drawn.id == ~0u) at<float>(a.logprobs)[row] = NAN;
-  if (drawn.id == ~0u || !logprobs) return;
+  const bool found = drawn.id != ~0u;
+  const uint32_t token = found ? d.vocab_offset + drawn.id : GOSSAMER_NO_TOKEN;
+  at<uint32_t>(a.tokens)[row] = token;
+  if (r.kept) *at<uint32_t>(r.kept) = token;  // its pending token may have been there: `of` has it
+  if (!found) at<float>(a.logprobs)[row] = NAN;
+  if (!found || !logprobs) return;
   // The drawn token's unedited logit is asked for: what was done in place is undone.
   float v = of.cuts ? x[drawn.id] / of.inverse : x[drawn.id];
-  const uint32_t token = d.vocab_offset + drawn.id;
   const bool pending = token == of.pending;
   float repetition = pending ? r.pending_repetition : 1.f, add = pending ? r.pending_add : 0.f;
   for (uint32_t i = 0; i < r.edits; ++i) {

@@ -196,14 +196,9 @@ impl Steps {
         (self.inputs.bytes() as usize - self.last_bytes) / AREAS
     }
 
-    /// Where an area's inputs begin, counted from the beginning of their buffer.
-    fn inputs_offset(&self, area: usize) -> usize {
-        self.last_bytes + area * self.area_bytes()
-    }
-
     /// Address of an area's inputs.
     fn inputs_of(&self, area: usize) -> u64 {
-        self.inputs.address() + self.inputs_offset(area) as u64
+        self.inputs.address() + (self.last_bytes + area * self.area_bytes()) as u64
     }
 
     /// Address of an area's results.
@@ -285,7 +280,7 @@ impl Model {
         };
         Places {
             token_ids: at(inputs.token_ids),
-            slot_tokens: steps.inputs.address(),
+            slot_tokens: steps.last_drawn(0),
             positions: at(inputs.positions),
             query_starts: at(inputs.query_starts),
             kv_lens: at(inputs.kv_lens),

@@ -11,6 +11,7 @@ enum { GOSSAMER_F32 = 0, GOSSAMER_BF16 = 1, GOSSAMER_F8E4M3 = 2, GOSSAMER_MXFP4 
 
 typedef struct { uint32_t hidden, vocab, activation; } GossamerEmbedDesc;
 typedef struct { uint64_t token_ids, drawn, table, out; uint32_t tokens; } GossamerEmbedArgs;
+#define GOSSAMER_DRAWN 0x80000000u  // ids from here on are places in `drawn`
 
 typedef struct { uint32_t hidden; float eps; uint32_t activation; } GossamerRmsNormDesc;
 typedef struct { uint64_t x, weight, out; uint32_t tokens; } GossamerRmsNormArgs;

@@ -93,14 +93,18 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
   } while (!done);
 }
 // GOSSAMER_SPIN_LIMIT (checks only): a wait that long ends the kernel with an error, so that a lost arrival is no hang.
-__device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
+template <class Test>
+__device__ __forceinline__ void spin_until(Test test) {
 #ifdef GOSSAMER_SPIN_LIMIT
-  for (uint32_t i = 0; !barrier_test(bar, parity); ++i)
+  for (uint32_t i = 0; !test(); ++i)
     if (i == GOSSAMER_SPIN_LIMIT) asm volatile("trap;");
 #else
-  while (!barrier_test(bar, parity)) {
+  while (!test()) {
   }
 #endif
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
+  spin_until([&] { return barrier_test(bar, parity); });
 }
 // Orders this thread's ordinary accesses to shared memory before those of the copy engine and of warpgroup products.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -145,14 +149,7 @@ __device__ __forceinline__ int acquire_load(const int* p) {
 }
 // Waits until so much was added.
 __device__ __forceinline__ void wait_for_count(const int* p, int count) {
-#ifdef GOSSAMER_SPIN_LIMIT
-  uint32_t turns = 0;
-#endif
-  while (acquire_load(p) < count) {
-#ifdef GOSSAMER_SPIN_LIMIT
-    if (++turns == GOSSAMER_SPIN_LIMIT) asm volatile("trap;");
-#endif
-  }
+  spin_until([&] { return acquire_load(p) >= count; });
 }
 // Both at once: what was there before. Behind a block barrier it releases what the block's other threads wrote too.
 __device__ __forceinline__ int arrive_add(int* p, int v) {
@@ -165,16 +162,7 @@ __device__ __forceinline__ int arrive_add(int* p, int v) {
 __device__ __forceinline__ void release_bits(uint32_t* p, uint32_t bits) { asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(p), "r"(bits) : "memory"); }
 __device__ __forceinline__ void clear_bits(uint32_t* p, uint32_t bits) { asm volatile("red.relaxed.gpu.global.and.b32 [%0], %1;" ::"l"(p), "r"(~bits) : "memory"); }
 __device__ __forceinline__ void wait_for_bits(const uint32_t* p, uint32_t bits) {
-  uint32_t v;
-#ifdef GOSSAMER_SPIN_LIMIT
-  uint32_t turns = 0;
-#endif
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-#ifdef GOSSAMER_SPIN_LIMIT
-    if (++turns == GOSSAMER_SPIN_LIMIT) asm volatile("trap;");
-#endif
-  } while ((v & bits) != bits);
+  spin_until([&] { return (static_cast<uint32_t>(acquire_load(reinterpret_cast<const int*>(p))) & bits) == bits; });
 }
 
 // --- arithmetic ----------------------------------------------------------------------------------------------------------
